@@ -1,3 +1,4 @@
+# From chapters/02_attention.md by `littlelm book export`: edit the chapter.
 """Attention: how a token reads the tokens before it.
 
 Every other layer of the model treats each token alone; this one moves information from
@@ -24,6 +25,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from littlelm_core.config import ConfigError, LittleLMError, register
+
+__all__ = [
+    "Attention",
+    "KVCache",
+    "apply_rope",
+    "attend",
+    "causal_mask",
+    "rope_frequencies",
+    "rope_table",
+]
+
+
+# ---- Positions: the rotation
 
 
 def rope_frequencies(
@@ -122,6 +136,9 @@ def apply_rope(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     return (x_BHTD * cos_TD + turned * sin_TD).to(x_BHTD.dtype)
 
 
+# ---- The mask
+
+
 def causal_mask(
     queries: int,
     keys: int,
@@ -140,6 +157,9 @@ def causal_mask(
     if window is not None and 0 < window < keys:
         mask &= key_at > at - window
     return mask
+
+
+# ---- The manual path
 
 
 def attend(
@@ -168,6 +188,9 @@ def attend(
         weights_BHTS = scores_BHTS.softmax(-1, dtype=torch.float32)
         weights_BHTS = weights_BHTS.masked_fill(~mask, 0.0)
     return weights_BHTS.to(v_BHSD.dtype) @ v_BHSD
+
+
+# ---- The cache
 
 
 class KVCache:
@@ -244,6 +267,9 @@ class KVCache:
         self.keys[:, :, new] = k[:, :, -slots:]
         self.values[:, :, new] = v[:, :, -slots:]
         return k, v
+
+
+# ---- The layer
 
 
 @register("attention", "gqa")
