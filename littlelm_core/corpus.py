@@ -2,19 +2,20 @@
 
 Three domains, about 20 MB, each clearly unlike the others:
 
-code        the source of Python's standard library (PSF license), without tests, without
-            tables of character codes, and without its docstrings
+code        the source of Python's standard library (PSF license), without tests,
+            without tables of character codes, and without its docstrings
 docs        reference prose: the docstrings of the standard library and its help topics
             (PSF license), of numpy and networkx (BSD 3-Clause) and of the documented
             parts of torch (BSD 3-Clause); one document a source file
 literature  the works of Shakespeare (public domain; source in data/corpus/README.md),
             one document a scene or poem
 
-About 5 % of the source files are held out for validation, chosen by a hash of the file's
-name alone, so that neither the order of a listing nor the number of files moves a file
-from one side to the other. A held-out file is held out of every domain. Docstrings are
-cut from the code, or the prose of a held-out file could be learned as code; text that
-stands on both sides (boilerplate that many files share) is taken out of validation.
+About 5 % of the source files are held out for validation, chosen by a hash of the
+file's name alone, so that neither the order of a listing nor the number of files moves
+a file from one side to the other. A held-out file is held out of every domain.
+Docstrings are cut from the code: they belong to docs, and the domains stay apart. Text
+that stands on both sides (boilerplate that many files share) is taken out of
+validation.
 
 The text differs between versions of Python and of the libraries: `fingerprint()` names
 it, and exact-number tests use text generated from a seed instead.
@@ -55,8 +56,8 @@ LIBRARIES = {
     "networkx": ("",),
     "numpy": ("",),
     "torch": (
-        "_tensor_docs.py", "_torch_docs.py", "autograd", "distributions", "functional.py",
-        "nn", "optim", "utils/data",
+        "_tensor_docs.py", "_torch_docs.py", "autograd", "distributions",
+        "functional.py", "nn", "optim", "utils/data",
     ),
 }  # fmt: skip
 # Files that keep their prose in plain strings instead of docstrings.
@@ -150,8 +151,8 @@ def _long_strings(tree: ast.AST) -> Iterator[str]:
 def split_source(source: str) -> tuple[str, list[tuple[str, str]]]:
     """Part a Python source into (code without docstrings, [(name, docstring)]).
 
-    A body that held nothing but its docstring keeps "..." in its place, so that the code
-    still parses. Raises SyntaxError and ValueError as `ast.parse` does.
+    A body that held nothing but its docstring keeps "..." in its place, so that the
+    code still parses. Raises SyntaxError and ValueError as `ast.parse` does.
     """
     lines = source.split("\n")
     prose = []
@@ -237,8 +238,8 @@ def _literature_entries() -> Iterator[Entry]:
 def arrange(entries: Iterable[Entry]) -> dict[str, dict[str, list[str]]]:
     """Sort entries into {domain: {split: documents}}.
 
-    Equal texts are kept once; a text that stands on both sides is kept in training only.
-    The prose of one file becomes one document, each piece under its name.
+    Equal texts are kept once; a text that stands on both sides is kept in training
+    only. The prose of one file becomes one document, each piece under its name.
     """
     entries = list(entries)
     trained = {e.text.strip() for e in entries if not held_out(e.source)}
@@ -282,7 +283,7 @@ def _cache_key() -> str:
 
 
 def data_folder() -> Path:
-    """Return where prepared data lands: $LITTLELM_DATA, or data/prepared of the clone."""
+    """Return the folder of prepared data: $LITTLELM_DATA, or the clone's own."""
     named = os.environ.get("LITTLELM_DATA")
     return Path(named).expanduser() if named else _CLONE / "data" / "prepared"
 
@@ -331,9 +332,9 @@ def domains() -> list[str]:
 
 
 def documents(domain: str, split: str) -> Iterator[str]:
-    """Yield the documents of one domain and split ("train" or "validation"), in order.
+    """Yield the documents of one domain and split ("train", "validation"), in order.
 
-    Raises DataError for an unknown domain or split, and where the clone's data is missing.
+    Raises DataError: an unknown domain or split, or the clone's data is missing.
     """
     for value, valid, what in ((domain, DOMAINS, "domain"), (split, SPLITS, "split")):
         if value not in valid:
