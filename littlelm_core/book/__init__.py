@@ -5,6 +5,7 @@ fits together, `build` makes the site. Each works on a clone of the course.
 """
 
 from littlelm_core.book.chapter import BookError
+from littlelm_core.book.execute import execute
 from littlelm_core.book.export import export
 
-__all__ = ["BookError", "export"]
+__all__ = ["BookError", "execute", "export"]

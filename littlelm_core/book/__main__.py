@@ -14,10 +14,14 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser("export", help="write the package from the chapters")
     command.add_argument("chapters", nargs="*", metavar="NN")
     command.add_argument("--check", action="store_true", help="only show differences")
+    command = commands.add_parser("execute", help="run chapters into their notebooks")
+    command.add_argument("chapters", nargs="*", metavar="NN")
     options = parser.parse_args(arguments)
     try:
         if options.command == "export":
             book.export(options.chapters, check=options.check)
+        elif options.command == "execute":
+            book.execute(options.chapters)
     except book.BookError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
