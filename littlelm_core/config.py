@@ -7,22 +7,29 @@ this a change of optimizer would be an edit of the trainer; with it, it is one l
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import importlib
 import importlib.resources
 import importlib.util
 import inspect
+import json
+import math
 import sys
 import tomllib
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
+    Field,
+    PydanticUserError,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -64,43 +71,33 @@ class Kind(NamedTuple):
 
     default: str
     modules: tuple[str, ...]  # looked through, in order, for registered names
-    signature: str  # how the trainer calls it; **keys come from the run file
+    given: str  # the arguments that the trainer brings
     shared: tuple[str, ...] = ()  # keys of every part of the kind, kept by a swap
-    keys_of: str | None = None  # what takes the keys, when not the part itself
+
+    @property
+    def signature(self) -> str:
+        """How a part is called; **keys come from its table in the run file."""
+        return f"({', '.join(filter(None, (self.given, *self.shared, '**keys')))})"
 
 
 KINDS: dict[str, Kind] = {
-    "tokenizer": Kind(
-        "bpe", ("tokenizer",), "(texts, vocab_size, **keys)", ("vocab_size",)
-    ),
+    "tokenizer": Kind("bpe", ("tokenizer",), "texts", ("vocab_size",)),
     "attention": Kind(
-        "gqa",
-        ("attention",),
-        "(dim, heads, kv_heads, head_dim, qk_norm, window, **keys)",
+        "gqa", ("attention",), "dim, heads, kv_heads, head_dim, qk_norm, window"
     ),
-    "ffn": Kind("swiglu", ("blocks",), "(dim, ffn_dim, **keys)"),
-    "norm": Kind("rmsnorm", ("blocks",), "(dim, eps, **keys)"),
-    "block": Kind("llama", ("blocks",), "(cfg, layer, **keys)"),
-    "model": Kind("llama", ("model",), "(cfg)", ("*",), "model:ModelConfig"),
-    "loss": Kind(
-        "chunked",
-        ("model",),
-        "(x_NC, weight_VC, targets_N, softcap, reduction, **keys)",
-    ),
-    "optimizer": Kind("torch.optim:AdamW", ("optim",), "(groups, **keys)"),
-    "schedule": Kind(
-        "cosine", ("schedule",), "(step, total, **keys)", ("total", "warmup")
-    ),
-    "precision": Kind(
-        "autocast", ("trainer", "fp8"), "(dtype, compile, **keys)", ("dtype", "compile")
-    ),
-    "mixture": Kind("proportional", ("mixture",), "(sources, weights, seed, **keys)"),
+    "ffn": Kind("swiglu", ("blocks",), "dim, ffn_dim"),
+    "norm": Kind("rmsnorm", ("blocks",), "dim, eps"),
+    "block": Kind("llama", ("blocks",), "cfg, layer"),
+    "model": Kind("llama", ("model",), "cfg"),  # its table fills in the ModelConfig
+    "loss": Kind("chunked", ("model",), "x, weight, targets, softcap, reduction"),
+    "optimizer": Kind("torch.optim:AdamW", ("optim",), "params"),
+    "schedule": Kind("cosine", ("schedule",), "step", ("total", "warmup")),
+    "precision": Kind("autocast", ("trainer", "fp8"), "", ("dtype", "compile")),
+    "mixture": Kind("proportional", ("mixture",), "sources, weights, seed"),
     "loader": Kind(
-        "packed",
-        ("shards",),
-        "(shards, batch_rows, row_len, seed, rank, world, **keys)",
+        "packed", ("shards",), "shards, batch_rows, row_len, seed, rank, world"
     ),
-    "callback": Kind("", ("trainer",), "(**keys)"),  # none unless the run names one
+    "callback": Kind("", ("trainer",), ""),  # none unless the run names one
 }
 
 # Every parameter of a model has one of these roles; an optimizer section may hold a
@@ -109,50 +106,70 @@ ROLES = ("matrix", "embedding", "head", "value_embeddings", "norm", "scalars")
 
 # ---- Register and resolve
 
-_REGISTRY: dict[tuple[str, str], object] = {}
+_REGISTRY: dict[tuple[str, str], Any] = {}
 
 
 def register(kind: str, name: str) -> Callable[[Any], Any]:
     """Register a class or function as the part `name` of `kind` (a decorator).
 
-    Raises ConfigError for an unknown kind, and for a name that another module took.
+    Raises ConfigError for an unknown kind, and for a name that another part took.
     A definition in a notebook (`__main__`) may stand in for the module's and back.
     """
     if kind not in KINDS:
         raise ConfigError(f"unknown kind of part {kind!r}{nearest(kind, KINDS)}")
 
     def add(part: Any) -> Any:
-        old = _REGISTRY.get((kind, name))
-        modules = {getattr(old, "__module__", None), getattr(part, "__module__", None)}
-        if old is not None and len(modules) == 2 and "__main__" not in modules:
-            raise ConfigError(
-                f"{kind} {name!r} is taken by {old.__module__}: choose another name"
-            )
+        old = _REGISTRY.get((kind, name), part)
+        there, here = (f"{p.__module__}:{p.__qualname__}" for p in (old, part))
+        if there != here and "__main__" not in (old.__module__, part.__module__):
+            raise ConfigError(f"{kind} {name!r} is taken by {there}: name yours anew")
         _REGISTRY[kind, name] = part
         return part
 
     return add
 
 
-def _import_file(path: Path) -> Any:
-    """Import a Python file as a module, once for each path and content."""
-    if not path.is_file():
-        raise ConfigError(f"no file {path}: a part's path is relative to its run file")
-    digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()
-    name = f"littlelm_part_{path.stem}_{digest[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
+def _import_file(path: Path) -> types.ModuleType:
+    """Run a Python file as a module: once, and again when its content has changed."""
+    source = path.read_bytes()
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    name = f"littlelm_part_{path.stem}_{digest}"
+    loaded = sys.modules.get(name)
+    if loaded is not None and vars(loaded)["_source"] == source:
+        return loaded
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before running it: dataclasses look themselves up
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        # Not the loader's exec_module: its cache misses an edit within one second.
+        exec(compile(source, str(path), "exec"), vars(module))
+    except BaseException:
         del sys.modules[name]
-        raise ConfigError(
-            f"{path} does not import: {type(error).__name__}: {error}"
-        ) from error
+        raise
+    module._source = source
     return module
+
+
+def load_object(use: str) -> Any:
+    """Return what "pkg.mod:Name" or "file.py:Name" names; a whole module without Name.
+
+    Raises ConfigError: no such file, an import that fails, a name that is not there.
+    """
+    where, _, name = use.rpartition(":") if not use.endswith(".py") else (use, "", "")
+    where, name = (where, name) if where else (use, "")
+    path = Path(where).expanduser().resolve()
+    in_file = where.endswith(".py")
+    if in_file and not path.is_file():
+        raise ConfigError(f"no file {path}: a part's path is relative to its run file")
+    try:
+        module = _import_file(path) if in_file else importlib.import_module(where)
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{where} does not import: {reason}") from error
+    if name and not hasattr(module, name):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise ConfigError(f"{where} has no {name}{nearest(name, public)}")
+    return getattr(module, name) if name else module
 
 
 def resolve(kind: str, use: str) -> Any:
@@ -165,34 +182,19 @@ def resolve(kind: str, use: str) -> Any:
     """
     if kind not in KINDS:
         raise ConfigError(f"unknown kind of part {kind!r}{nearest(kind, KINDS)}")
-    where, colon, name = use.rpartition(":")
-    if colon:
-        if where.endswith(".py"):
-            module = _import_file(Path(where).expanduser().resolve())
-        else:
-            try:
-                module = importlib.import_module(where)
-            except Exception as error:
-                raise ConfigError(
-                    f"{kind}.use = {use!r}: {where} does not import: {error}"
-                ) from error
-        if not hasattr(module, name):
-            public = [n for n in vars(module) if not n.startswith("_")]
-            raise ConfigError(
-                f"{kind}.use = {use!r}: {where} has no {name}{nearest(name, public)}"
-            )
-        return getattr(module, name)
+    if ":" in use:
+        return load_object(use)
+    if use.endswith(".py"):
+        raise ConfigError(f"{kind} = {use!r} lacks the name in the file: {use}:Name")
+    here = _home_modules(kind)
     if (kind, use) not in _REGISTRY:
-        for module in _home_modules(kind):
+        for module in here:
             importlib.import_module(module)
     if (kind, use) not in _REGISTRY:
-        known = [n for k, n in _REGISTRY if k == kind]
-        if len(_home_modules(kind)) < len(KINDS[kind].modules) and not known:
-            raise ConfigError(
-                f"{kind} {use!r} belongs to a chapter that is not in this version: "
-                f'name your own with {kind}.use = "file.py:Name"'
-            )
-        raise ConfigError(f"no {kind} is called {use!r}{nearest(use, known)}")
+        close = nearest(use, [n for k, n in _REGISTRY if k == kind])
+        raise ConfigError(
+            f"no {kind} is called {use!r}{close or ' in the chapters written so far'}"
+        )
     return _REGISTRY[kind, use]
 
 
@@ -205,46 +207,87 @@ def _home_modules(kind: str) -> list[str]:
 # ---- The keys of a part
 
 
-class Part(BaseModel):
-    """`use` names the part; every other key of its table belongs to the part."""
+def _frozen(value: Any) -> Any:
+    """Return TOML's lists as tuples; refuse numbers that JSON cannot hold."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no number to train with")
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(v) for v in value)
+    if isinstance(value, Mapping):
+        return {k: _frozen(v) for k, v in value.items()}
+    return value
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+class _Table(BaseModel):
+    """A table of a run file: frozen, and strict, so that "3" is never a number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _freeze(cls, table: Any) -> Any:
+        return _frozen(table)
+
+
+class Part(_Table, extra="allow"):
+    """`use` names the part; every other key of its table belongs to the part."""
 
     use: str
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keys beside `use`, as they are handed to the part."""
-        return dict(self.model_extra or {})
+        """A copy of the keys beside `use`, as they are handed to the part."""
+        return copy.deepcopy(self.model_extra or {})
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a run file's value is of a type; an array may stand for a tuple or list.
+
+    Strict, so that "3" is never a number; JSON, since that has arrays only as TOML.
+    """
+    config = ConfigDict(arbitrary_types_allowed=True, strict=True)
+    try:
+        TypeAdapter(hint, config=config).validate_json(json.dumps(value, default=str))
+    except PydanticUserError:  # a type that pydantic cannot check
+        return True
+    except ValidationError:
+        return False
+    return True
 
 
 def _check_keys(kind: str, where: str, takes: Any, options: Mapping[str, Any]) -> None:
     """Raise ConfigError for a key that `takes` does not take, or a wrong type."""
-    parameters = inspect.signature(takes).parameters
+    if not callable(takes):
+        raise ConfigError(f"{where}: {takes!r} can't be called{KINDS[kind].signature}")
+    try:
+        parameters = inspect.signature(takes).parameters
+        hints = typing.get_type_hints(
+            takes.__init__ if inspect.isclass(takes) else takes
+        )
+    except (ValueError, NameError, TypeError):  # nothing to read, or not at run time
+        return
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    hints = typing.get_type_hints(takes.__init__ if inspect.isclass(takes) else takes)
+    valid = set(parameters) - set(KINDS[kind].given.split(", "))
+    if kind == "model":  # fields that other tables of the run fill in
+        valid -= {*KINDS, "vocab_size", "part_options"}
+    roles = ROLES if kind == "optimizer" and where == kind else ()
     for key, value in options.items():
-        if kind == "optimizer" and key in ROLES and isinstance(value, Mapping):
+        if key in roles and isinstance(value, Mapping):
             _check_keys(kind, f"{where}.{key}", takes, value)
-        elif key not in parameters:
-            valid = set(parameters) - {"self", "cfg", "groups", "params"}
-            raise ConfigError(f"unknown key {where}.{key}{nearest(key, valid)}")
-        elif key in hints:
-            adapter = TypeAdapter(
-                hints[key], config=ConfigDict(arbitrary_types_allowed=True, strict=True)
+        elif key in roles:
+            raise ConfigError(f"{where}.{key} = {value!r} is not a table of keys")
+        elif key in parameters and key not in valid:
+            raise ConfigError(
+                f"{where}.{key} is no key of this table: the trainer sets it"
             )
-            try:
-                adapter.validate_python(_tuples(value))
-            except ValidationError as error:
-                wanted = inspect.formatannotation(hints[key])
-                raise ConfigError(
-                    f"{where}.{key} = {value!r} is not of type {wanted}"
-                ) from error
+        elif key not in valid:
+            raise ConfigError(
+                f"unknown key {where}.{key}{nearest(key, {*valid, *roles})}"
+            )
+        elif key in hints and not _is_a(value, hints[key]):
+            wanted = inspect.formatannotation(hints[key])
+            raise ConfigError(f"{where}.{key} = {value!r} is not of type {wanted}")
 
 
 def check_part(kind: str, part: Part) -> None:
@@ -253,64 +296,83 @@ def check_part(kind: str, part: Part) -> None:
     A registered name whose chapter is not in this package (a chapter runs with only the
     earlier modules present) is left to whoever builds the part.
     """
-    complete = len(_home_modules(kind)) == len(KINDS[kind].modules)
+    here = _home_modules(kind)
     try:
         takes = resolve(kind, part.use)
     except ConfigError:
-        if ":" not in part.use and not complete:
+        if ":" not in part.use and len(here) < len(KINDS[kind].modules):
             return
         raise
-    if KINDS[kind].keys_of:
-        module, name = KINDS[kind].keys_of.split(":")
-        takes = getattr(importlib.import_module(f"littlelm_core.{module}"), name)
+    if kind == "model":
+        if not here:
+            return
+        takes = importlib.import_module(here[0]).ModelConfig
     _check_keys(kind, kind, takes, part.options)
 
 
 def build(kind: str, part: Part, *args: Any, **kwargs: Any) -> Any:
-    """Call the part that a run names with the trainer's arguments and its own keys."""
+    """Call the part that a run names with the trainer's arguments and its own keys.
+
+    Raises ConfigError when the part, its keys or its arguments do not fit.
+    """
     check_part(kind, part)
-    return resolve(kind, part.use)(*args, **kwargs, **part.options)
+    target = resolve(kind, part.use)
+    kwargs = {**kwargs, **part.options}
+    try:
+        inspect.signature(target).bind(*args, **kwargs)
+    except TypeError as error:
+        called = f"it is called with {KINDS[kind].signature}"
+        raise ConfigError(f"{kind} {part.use!r}: {error}; {called}") from error
+    except ValueError:  # built in, without a signature
+        pass
+    return target(*args, **kwargs)
 
 
 # ---- The run
 
 
-class DataConfig(BaseModel):
+class DataConfig(_Table):
     """Where the tokens come from."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
     source: str = "default"  # the default corpus, or a folder from `data prepare`
+
+
+def _positive(value: float) -> float:
+    if value != -1 and value <= 0:
+        raise ValueError("must be above 0, or -1 for off")
+    return value
+
+
+Count = Annotated[int, Field(ge=1)]
+Limit = Annotated[int, AfterValidator(_positive)]  # -1 is off
 
 
 def _part(kind: str) -> Any:
     return Part(use=KINDS[kind].default)
 
 
-class RunConfig(BaseModel):
+class RunConfig(_Table):
     """A whole run. Frozen; an interval or limit of -1 is off.
 
     Steps are optimizer steps; rows are per micro-batch and per GPU. The tokens of one
     step are rows * context * grad_accum * GPUs and must equal tokens_per_step if given.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
     name: str
     run_dir: str
     seed: int = 1
-    steps: int  # planned optimizer steps; schedule.total is this unless it is set
-    stop_step: int = -1  # stop before the schedule ends
-    rows: int
-    grad_accum: int = -1  # -1: from tokens_per_step, or 1
-    tokens_per_step: int = -1
-    clip: float = 1.0  # largest global gradient norm
-    max_skipped: int = 5  # non-finite steps in a row before the run stops
-    checkpoint_every: int = -1  # the last step always writes one
-    checkpoints_kept: int = 2
-    validate_every: int = -1  # the last step always validates
-    validation_tokens: int = -1  # of each domain; -1: all
-    sample_every: int = -1
+    steps: Count  # planned optimizer steps; schedule.total is this unless it is set
+    stop_step: Limit = -1  # stop before the schedule ends
+    rows: Count
+    grad_accum: Limit = -1  # -1: from tokens_per_step, or 1
+    tokens_per_step: Limit = -1
+    clip: Annotated[float, AfterValidator(_positive)] = 1.0  # global gradient norm
+    max_skipped: Count = 5  # non-finite steps in a row before the run stops
+    checkpoint_every: Limit = -1  # the last step always writes one
+    checkpoCounts_kept: Count = 2
+    validate_every: Limit = -1  # the last step always validates
+    validation_tokens: Limit = -1  # of each domain; -1: all
+    sample_every: Limit = -1
 
     data: DataConfig = DataConfig()
     tokenizer: Part = _part("tokenizer")
@@ -327,22 +389,6 @@ class RunConfig(BaseModel):
     loader: Part = _part("loader")
     callback: tuple[Part, ...] = ()
 
-    @model_validator(mode="after")
-    def _sizes(self) -> RunConfig:
-        for key in ("steps", "rows", "checkpoints_kept", "max_skipped"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} = {getattr(self, key)} must be at least 1")
-        for key in (
-            "stop_step", "grad_accum", "tokens_per_step", "checkpoint_every",
-            "validate_every", "validation_tokens", "sample_every",
-        ):  # fmt: skip
-            value = getattr(self, key)
-            if value != -1 and value < 1:
-                raise ValueError(f"{key} = {value} must be at least 1, or -1 for off")
-        if self.clip != -1 and not self.clip > 0:
-            raise ValueError(f"clip = {self.clip} must be above 0, or -1 for off")
-        return self
-
     def parts(self) -> list[tuple[str, Part]]:
         """Return (kind, part) for every part of the run, callbacks last."""
         single = [(k, getattr(self, k)) for k in KINDS if k != "callback"]
@@ -354,43 +400,36 @@ class RunConfig(BaseModel):
 RUNS = Path(str(importlib.resources.files("littlelm_core"))) / "runs"
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from error
-    return _anchor_parts(table, path.parent)
-
-
 def _anchor_parts(table: dict[str, Any], base: Path) -> dict[str, Any]:
     """Make every `use = "file.py:Name"` absolute, seen from the file that says it."""
-    for kind in KINDS:
-        section = table.get(kind)
-        if isinstance(section, str):  # optimizer = "adam" is short for its use
-            table[kind] = section = {"use": section}
-        for part in section if isinstance(section, list) else [section]:
-            use = part.get("use") if isinstance(part, dict) else None
-            where, colon, name = (
-                use.rpartition(":") if isinstance(use, str) else 3 * ("",)
-            )
-            if colon and where.endswith(".py"):
-                part["use"] = f"{(base / Path(where).expanduser()).resolve()}:{name}"
-    return table
+
+    def anchor(part: Any) -> Any:
+        if isinstance(part, list):
+            return [anchor(p) for p in part]
+        part = {"use": part} if isinstance(part, str) else part  # optimizer = "adam"
+        use = str(part.get("use", "")) if isinstance(part, dict) else ""
+        where, _, name = use.rpartition(":")
+        if where.endswith(".py"):
+            path = (base / Path(where).expanduser()).resolve()
+            return {**part, "use": f"{path}:{name}"}
+        return part
+
+    return {k: anchor(v) if k in KINDS else v for k, v in table.items()}
 
 
-def _find_run(path_or_name: str | Path, base: Path) -> Path:
-    path = base / Path(path_or_name).expanduser()
-    if path.suffix == ".toml":
-        if path.is_file():
-            return path.resolve()
-        raise ConfigError(f"no run file {path}")
-    named = RUNS / f"{path_or_name}.toml"
-    if named.is_file():
-        return named
+def _find_run(name: Any, base: Path) -> Path:
     known = [p.stem for p in RUNS.glob("*.toml")]
-    raise ConfigError(
-        f"no run is called {path_or_name!r}{nearest(str(path_or_name), known)}"
-    )
+    if str(name) in known:
+        return RUNS / f"{name}.toml"
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"extends = {name!r} is not the name of one run")
+    path = base / Path(name).expanduser()
+    if path.suffix != ".toml":
+        raise ConfigError(f"no run is called {str(name)!r}{nearest(str(name), known)}")
+    if not path.is_file():
+        beside = [p.name for p in path.parent.glob("*.toml")]
+        raise ConfigError(f"no run file {path}{nearest(path.name, beside + known)}")
+    return path.resolve()
 
 
 def _merge(
@@ -399,33 +438,37 @@ def _merge(
     """Lay `new` over `old`, table by table.
 
     Where a part's `use` changes, the old part's own keys go: they mean nothing to
-    the new one. Keys that every part of the kind takes stay.
+    the new one. Keys that every part of the kind takes stay, and all of the model's.
     """
     merged = dict(old)
     for key, value in new.items():
         before = merged.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
-            if top and key in KINDS:
+            if top and key in KINDS and key != "model":
                 use = before.get("use", KINDS[key].default)
-                if value.get("use", use) != use and "*" not in KINDS[key].shared:
+                if value.get("use", use) != use:
                     before = {k: before[k] for k in KINDS[key].shared if k in before}
-            merged[key] = _merge(before, value, top=False)
-        else:
-            merged[key] = value
+            value = _merge(before, value, top=False)
+        merged[key] = value
     return merged
 
 
 def _layers(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a run file on top of everything that it extends."""
     if path in seen:
-        raise ConfigError(
-            f"{path} extends itself: " + " -> ".join(p.stem for p in seen)
-        )
-    table = _read_toml(path)
-    parent = table.pop("extends", None)
-    if parent is None:
+        chain = " -> ".join(p.stem for p in (*seen, path))
+        raise ConfigError(f"{path} extends itself: {chain}")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from error
+    table = _anchor_parts(table, path.parent)
+    if "extends" not in table:
         return table
-    return _merge(_layers(_find_run(parent, path.parent), (*seen, path)), table)
+    parent = _layers(_find_run(table.pop("extends"), path.parent), (*seen, path))
+    # A child with its parent's folder would resume the parent's checkpoints.
+    parent = {k: v for k, v in parent.items() if k not in ("name", "run_dir")}
+    return _merge(parent, table)
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -435,13 +478,14 @@ def parse_override(text: str) -> dict[str, Any]:
     a half-written number becomes one too, which the type of its key then refuses.
     """
     key, equals, value = text.partition("=")
-    if not equals or not key.strip():
+    names = [name.strip() for name in key.split(".")]
+    if not equals or not all(names):
         raise ConfigError(f"override {text!r} is not of the form key=value")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        (parsed,) = tomllib.loads(f"value = {value}").values()
+    except ValueError:  # not TOML, or more than one line of it
         parsed = value.strip()
-    for name in reversed(key.strip().split(".")):
+    for name in reversed(names):
         parsed = {name: parsed}
     return parsed
 
@@ -451,13 +495,17 @@ def _explain(error: ValidationError, name: str, table: Mapping[str, Any]) -> str
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        section = DataConfig if first["loc"][0] == "data" else RunConfig
-        close = nearest(str(first["loc"][-1]), section.model_fields)
+        fields = (DataConfig if first["loc"][0] == "data" else RunConfig).model_fields
+        tables = [t for t, keys in table.items() if isinstance(keys, Mapping)]
+        inside = [f"{t}.{key}" for t in tables if key in table[t]]
+        close = f" (did you mean {inside[0]!r}?)" if inside else ""
+        close = close or nearest(str(first["loc"][-1]), fields)
         return f"unknown key {key} in run {name!r}{close}"
     if first["type"] == "missing":
         return f"run {name!r} lacks the key {key}"
     reason = first["msg"].removeprefix("Value error, ")
-    return f"run {name!r}: {key} = {first['input']!r}: {reason}" if key else reason
+    given = f"{key} = {first['input']!r}: " if key else ""
+    return f"run {name!r}: {given}{reason}"
 
 
 def load_run(path_or_name: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
@@ -468,21 +516,19 @@ def load_run(path_or_name: str | Path, overrides: Iterable[str] = ()) -> RunConf
     wrong type, a part that does not resolve.
     """
     path = _find_run(path_or_name, Path())
-    table = _layers(path)
     changes: dict[str, Any] = {}
     for text in overrides:
         changes = _merge(changes, parse_override(text), top=False)
-    table = _merge(table, _anchor_parts(changes, Path()))
+    table = _merge(_layers(path), _anchor_parts(changes, Path()))
     table.setdefault("name", path.stem)
     table.setdefault("run_dir", f"runs/{table['name']}")
     for kind in KINDS:
-        if kind != "callback" and isinstance(table.get(kind), dict):
-            table[kind].setdefault("use", KINDS[kind].default)
-    if isinstance(table.get("callback"), dict):
+        if kind != "callback" and isinstance(table.get(kind), Mapping):
+            table[kind] = {"use": KINDS[kind].default, **table[kind]}
+    if isinstance(table.get("callback"), Mapping):
         table["callback"] = [table["callback"]]
     try:
-        # Strict: a string is never read as a number. Lists stand for tuples in TOML.
-        run = RunConfig.model_validate({k: _tuples(v) for k, v in table.items()})
+        run = RunConfig.model_validate(table)
     except ValidationError as error:
         raise ConfigError(_explain(error, path.stem, table)) from error
     for kind, part in run.parts():
