@@ -10,13 +10,13 @@ them through `check("attention", MyAttention)`, and the command line through
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import inspect
 import linecache
 import random
 import re
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
-from littlelm_core.config import KINDS, LittleLMError, nearest, resolve
+from littlelm_core.config import KINDS, LittleLMError, load_object, nearest, resolve
 
 __all__ = [
     "Result",
@@ -119,17 +119,9 @@ def load_part(use: str, kind: str | None = None) -> Any:
     A name without a dot is one that a run file could give for this kind ("gqa").
     Raises ConfigError when it does not import or lacks the name.
     """
-    if ":" in use or (kind in KINDS and "." not in use):
-        # Only the name's own part of the message depends on the kind.
-        return resolve(kind if kind in KINDS else "callback", use)
-    if use.endswith(".py"):
-        return sys.modules[resolve("callback", f"{use}:__name__")]
-    try:
-        return importlib.import_module(use)
-    except Exception as error:
-        raise LittleLMError(
-            f"{use} does not import: {type(error).__name__}: {error}"
-        ) from error
+    if kind in KINDS and ":" not in use and "." not in use:
+        return resolve(kind, use)
+    return load_object(use)
 
 
 # ---- Run a contract
@@ -223,26 +215,29 @@ def _say(error: BaseException) -> str:
     """Return what went wrong in one line, with the source where nothing says it."""
     message = _one_line(error)
     kind = type(error).__name__
-    frames = list(traceback.walk_tb(error.__traceback__))
+    # The deepest line that is the part's or the test's own, not a library's.
+    frame, line = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _is_own(frame.f_code.co_filename)
+    ][-1]
     if kind == "Failed":  # pytest.raises around a call that did not raise
-        return f"{message}: {_statement(*frames[-1], of=ast.With) or '?'}".replace(
-            "DID NOT RAISE", "did not raise"
-        )
+        call = _statement(frame, line, of=ast.With) or frame.f_code.co_name
+        return f"{message.replace('DID NOT RAISE', 'did not raise')}: {call}"
     if not isinstance(error, AssertionError):
-        where = ""
-        for frame, line in reversed(frames):  # the deepest line that has a source
-            source = linecache.getline(frame.f_code.co_filename, line).strip()
-            if source:
-                where = f" in {frame.f_code.co_name}: {source}"
-                break
-        return f"{kind}: {message}{where}"
+        source = linecache.getline(frame.f_code.co_filename, line).strip()
+        return f"{kind}: {message} (in {frame.f_code.co_name}: {source})"
     if message:
         return message
-    frame, line = frames[-1]
     failed = _statement(frame, line, of=ast.Assert)
     if failed is None:
         return f"an assertion failed in {frame.f_code.co_name}"
     return f"not so: {failed}{_values(failed, frame)}"
+
+
+def _is_own(filename: str) -> bool:
+    library = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+    return filename.startswith(str(ROOT)) or not filename.startswith(library)
 
 
 def _statement(frame: FrameType, line: int, of: type[ast.stmt]) -> str | None:

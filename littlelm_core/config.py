@@ -135,7 +135,7 @@ def _import_file(path: Path) -> types.ModuleType:
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:16]
     name = f"littlelm_part_{path.stem}_{digest}"
     loaded = sys.modules.get(name)
-    if loaded is not None and vars(loaded)["_source"] == source:
+    if loaded is not None and vars(loaded).get("_source") == source:
         return loaded
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
