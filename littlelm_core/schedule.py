@@ -1,0 +1,77 @@
+# From chapters/09_schedule.md by `littlelm book export`: edit the chapter.
+"""The learning rate over a run, as a pure function of the optimizer step.
+
+A schedule returns a multiplier of the peak rate, the same for every parameter group. It
+holds no state: a resumed run asks for step 7,001 and gets what the unbroken run would
+have got. Without a warm-up the first, largest steps are taken in directions that Adam's
+statistics do not know yet; without a decay the noise of the last steps stays in the
+weights.
+
+Steps are optimizer steps, counted from 0 to total - 1.
+"""
+
+import math
+
+from littlelm_core.config import ConfigError, register
+
+__all__ = ["check_floor", "check_phases", "cosine", "warm_up"]
+
+
+# ---- Warm-up
+
+
+def check_phases(step: int, total: int, **phases: int) -> None:
+    """Raise ConfigError unless the phases of a schedule fit into its steps.
+
+    phases: lengths in steps by name (warmup=..., decay=...), 0 for none.
+    """
+    for name, value in {"step": step, "total": total, **phases}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(
+                f"schedule.{name} = {value!r} must be a number of steps, 0 or more"
+            )
+    if total < 1:
+        raise ConfigError("schedule.total = 0: a run has at least 1 step")
+    if sum(phases.values()) > total:
+        parts = " + ".join(f"{name} = {value}" for name, value in phases.items())
+        raise ConfigError(
+            f"schedule: {parts} do not fit into total = {total} steps: shorten a phase"
+        )
+
+
+def check_floor(floor: float) -> None:
+    """Raise ConfigError unless floor is a share of the peak, 0 to 1."""
+    if not 0.0 <= floor <= 1.0:
+        raise ConfigError(
+            f"schedule.floor = {floor!r} is a share of the peak rate: 0 to 1"
+        )
+
+
+def warm_up(step: int, warmup: int) -> float:
+    """Return (step + 1) / warmup while that is below 1, else 1.
+
+    The first step is above 0, and the peak is reached exactly at step warmup - 1.
+    """
+    return (step + 1) / warmup if step < warmup else 1.0
+
+
+# ---- The cosine
+
+
+@register("schedule", "cosine")
+def cosine(step: int, total: int, warmup: int = 0, floor: float = 0.0) -> float:
+    """Return the multiplier of the peak rate: linear warm-up, then half a cosine.
+
+    step: 0 ... total - 1; later steps stay at the floor, which step = total would be
+    the first to reach. warmup: steps. floor: share of the peak at the end.
+    Raises ConfigError: a warm-up longer than the run, a negative length, a floor
+    outside 0 ... 1. Source: SGDR (arXiv 1608.03983), without restarts.
+    """
+    check_phases(step, total, warmup=warmup)
+    check_floor(floor)
+    if step < warmup:
+        return warm_up(step, warmup)
+    if step >= total:
+        return floor
+    x = (step - warmup) / (total - warmup)
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * x))
