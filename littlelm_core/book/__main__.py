@@ -16,12 +16,17 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--check", action="store_true", help="only show differences")
     command = commands.add_parser("execute", help="run chapters into their notebooks")
     command.add_argument("chapters", nargs="*", metavar="NN")
+    command = commands.add_parser("check", help="run every gate over the book")
+    command.add_argument("chapters", nargs="*", metavar="NN")
+    command.add_argument("--fast", action="store_true", help="leave out the runs")
     options = parser.parse_args(arguments)
     try:
         if options.command == "export":
             book.export(options.chapters, check=options.check)
         elif options.command == "execute":
             book.execute(options.chapters)
+        elif options.command == "check":
+            book.check(options.chapters, fast=options.fast)
     except book.BookError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -23,6 +23,7 @@ HAND_WRITTEN = ("check", "corpus", "ingest", "report")
 FORMAT = "md:myst"
 
 _DIRECTIVE = re.compile(r"^#\s*\|\s*(\S+)\s*(.*?)\s*$")
+_MAGIC = re.compile(r"^\s*[%!]{1,2}[A-Za-z_]")
 _HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
 _ROLE = re.compile(r"\{[\w:-]+\}`([^`<]*?)(?:\s*<[^`]*>)?`")
 _FENCE = re.compile(r"^\s*(`{3,}|~{3,}|:{3,})")
@@ -67,6 +68,12 @@ class Cell:
         """The source without its `#|` lines; blank lines keep the line numbers."""
         lines = self.source.splitlines()
         return "\n".join("" if _DIRECTIVE.match(line) else line for line in lines)
+
+    @property
+    def plain_code(self) -> str:
+        """The code without IPython's own lines (`%config`, `!ls`)."""
+        lines = self.code.splitlines()
+        return "\n".join("" if _MAGIC.match(line) else line for line in lines)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from littlelm_core.book.chapter import (
     read_chapter,
     select,
 )
+from littlelm_core.book.imports import COMMANDS, check_imports
 
 HEADER = "# From {chapter} by `littlelm book export`: edit the chapter."
 FUTURE = "from __future__ import annotations"
@@ -97,7 +98,7 @@ def module_text(chapter: Chapter, root: Path) -> str:
             f"{chapter.name}: module {chapter.module!r} is also written by "
             f"chapters/{rivals[0].name}; one module has one chapter"
         )
-    if chapter.module in (*HAND_WRITTEN, "__init__", "__main__", "book", "cli"):
+    if chapter.module in (*HAND_WRITTEN, *COMMANDS, "__init__", "__main__"):
         raise BookError(
             f"{chapter.name}: {chapter.module}.py is written by hand; "
             "choose another name for `#| default_exp`"
@@ -280,56 +281,6 @@ def _refuse_nested_imports(chapter: Chapter, cell: Cell, node: ast.stmt) -> None
                 f"`{ast.unparse(inner)}` inside {home}; imports stand at the top of an "
                 "exported cell (importlib.import_module for an optional package)",
             )
-
-
-def check_imports(
-    chapter: Chapter, cell: Cell, orders: dict[str, int], root: Path
-) -> None:
-    """A chapter builds on earlier ones only: refuse imports of later modules."""
-    try:
-        tree = ast.parse(cell.code)
-    except SyntaxError:
-        return  # magics of a cell that stays in the notebook
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            raise chapter.error(
-                cell, f"write `from {PACKAGE}.name import ...`, not a relative import"
-            )
-        modules = []
-        if isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules = [node.module.removeprefix(PACKAGE + ".")]
-            modules = modules if node.module.startswith(PACKAGE + ".") else []
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-            modules = [n[len(PACKAGE) + 1 :] for n in names if n.startswith(PACKAGE)]
-        for module in filter(None, modules):
-            _check_order(chapter, cell, module.split(".")[0], orders, root)
-
-
-def _check_order(
-    chapter: Chapter, cell: Cell, module: str, orders: dict[str, int], root: Path
-) -> None:
-    if module.startswith("__") or module in HAND_WRITTEN:
-        return
-    if module == chapter.module:
-        # The notebook holds these definitions itself; only its module may not.
-        if cell.exported:
-            raise chapter.error(cell, f"the module {module} imports itself")
-        return
-    if module not in orders:
-        if (root / PACKAGE / f"{module}.py").exists() and module != "cli":
-            return
-        raise chapter.error(
-            cell, f"imports {PACKAGE}.{module}, but no chapter writes that module"
-        )
-    if orders[module] > chapter.order:
-        raise chapter.error(
-            cell,
-            f"imports {PACKAGE}.{module} of chapter {orders[module]:02d}; a chapter "
-            "imports only modules of earlier ones",
-        )
 
 
 def _anchor(section: str) -> str:
