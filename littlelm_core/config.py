@@ -251,10 +251,10 @@ def _is_a(value: Any, hint: Any) -> bool:
     """
     config = ConfigDict(arbitrary_types_allowed=True, strict=True)
     try:
-        TypeAdapter(hint, config=config).validate_json(json.dumps(value, default=str))
+        TypeAdapter(hint, config=config).validate_json(json.dumps(value))
     except PydanticUserError:  # a type that pydantic cannot check
         return True
-    except ValidationError:
+    except (ValidationError, TypeError):  # TypeError: a date, which JSON lacks
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""The graders of the exercises: each rejects a wrong answer and knows an unfinished one.
+"""The graders reject a wrong answer and know an unfinished one.
 
 That a grader accepts the chapter's own solution is shown by the executed notebook: the
 folded cell runs `check` on it, and this looks for the line that it printed.
@@ -71,7 +71,7 @@ def test_the_executed_notebook_solves_every_exercise(number):
 @pytest.mark.parametrize("grader", EXERCISES)
 def test_a_grader_rejects_an_answer_that_returns_nothing(grader):
     assert len(inspect.signature(grader).parameters) == 1
-    with pytest.raises(Exception) as raised:  # noqa: PT011
+    with pytest.raises(Exception) as raised:
         grader(lambda *args, **keys: None)
     broken = (ImportError, NameError, NotImplementedError, SyntaxError)
     assert not isinstance(raised.value, broken), f"the grader is broken: {raised.value}"

@@ -1,8 +1,8 @@
 """Every contract rejects the mistakes that it was written against.
 
-`tests/zoo/<part>.py` holds `ZOO = {"mistake": (wrong part, "test_that_must_fail")}`. The
-named test must pass on our part and fail on the wrong one, and fail for the mistake:
-an error in the zoo's own code would make every test fail and prove nothing.
+`tests/zoo/<part>.py` holds `ZOO = {"mistake": (wrong part, "test_that_must_fail")}`.
+The named test must pass on our part and fail on the wrong one, and fail for the
+mistake: an error in the zoo's own code would make any test fail and prove nothing.
 """
 
 import functools
