@@ -155,26 +155,13 @@ def model_config(run: RunConfig, vocab_size: int | None = None) -> ModelConfig:
 
     [model] gives the shape, [tokenizer] the vocabulary, and the sections of the parts
     their names and keys. vocab_size: what the tokenizer really has, if that is known.
-    Raises ConfigError: a key that is missing, or that stands in the wrong section.
+    Raises ConfigError: a key that is missing, a shape that cannot be built.
     """
     keys = run.model.options
-    for kind in PART_FIELDS:
-        if kind in keys:
-            raise ConfigError(
-                f"model.{kind}: a part has its own section: "
-                f'write {kind}.use = "{keys[kind]}"'
-            )
-    if "part_options" in keys:
-        raise ConfigError("model.part_options: each part's keys stand in its section")
-    if "vocab_size" in keys:
-        raise ConfigError(
-            f"model.vocab_size: write tokenizer.vocab_size = {keys['vocab_size']}"
-        )
     vocab_size = vocab_size or run.tokenizer.options.get("vocab_size")
     if vocab_size is None:
         raise ConfigError(f"run {run.name!r} lacks the key tokenizer.vocab_size")
-    required = ("dim", "layers", "heads", "kv_heads", "ffn_dim", "context")
-    for key in required:
+    for key in ("dim", "layers", "heads", "kv_heads", "ffn_dim", "context"):
         if key not in keys:
             raise ConfigError(f"run {run.name!r} lacks the key model.{key}")
     parts = {kind: getattr(run, kind) for kind in PART_FIELDS}
@@ -201,13 +188,9 @@ def _chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
 
 
 def _logits(x_NC: Tensor, weight_VC: Tensor, softcap: float | None) -> Tensor:
-    """Logits in fp32, each product rounded only once to its inputs' dtype before."""
+    """Capped logits in fp32; the product itself has its inputs' dtype."""
     z_NV = (x_NC @ weight_VC.T).float()
     return z_NV if softcap is None else z_NV.div_(softcap).tanh_().mul_(softcap)
-
-
-def _log_sum_exp(z_NV: Tensor) -> Tensor:
-    return z_NV.logsumexp(-1)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -328,14 +311,16 @@ def linear_cross_entropy(
             x_NC, weight_VC, targets_N, softcap, ignore_index, z_loss, rows, dtype
         )
     else:
-        x_low, weight_low = x_NC.to(dtype), weight_VC.to(dtype)
-        losses = [torch.zeros(0, device=x_NC.device)]
-        for start in range(0, len(x_NC), rows):
-            part = slice(start, start + rows)
-            z_NV = _logits(x_low[part], weight_low, softcap)
-            target = targets_N[part].masked_fill(~valid_N[part], 0)[:, None]
+        losses, weight_low = [], weight_VC.to(dtype)
+        for x, target in zip(
+            x_NC.to(dtype).split(rows),
+            targets_N.masked_fill(~valid_N, 0).split(rows),
+            strict=True,
+        ):
+            z_NV = _logits(x, weight_low, softcap)
             lse = z_NV.logsumexp(-1)
-            losses.append(lse - z_NV.gather(1, target)[:, 0] + z_loss * lse.square())
+            at_target = z_NV.gather(1, target[:, None])[:, 0]
+            losses.append(lse - at_target + z_loss * lse.square())
         losses_N = torch.cat(losses).masked_fill(~valid_N, 0.0)
         if reduction == "none":
             return losses_N
