@@ -4,9 +4,10 @@
 fits together, `build` makes the site. Each works on a clone of the course.
 """
 
+from littlelm_core.book.build import build
 from littlelm_core.book.certify import check
 from littlelm_core.book.chapter import BookError
 from littlelm_core.book.execute import execute
 from littlelm_core.book.export import export
 
-__all__ = ["BookError", "check", "execute", "export"]
+__all__ = ["BookError", "build", "check", "execute", "export"]

@@ -19,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser("check", help="run every gate over the book")
     command.add_argument("chapters", nargs="*", metavar="NN")
     command.add_argument("--fast", action="store_true", help="leave out the runs")
+    commands.add_parser("build", help="make the site from the executed notebooks")
     options = parser.parse_args(arguments)
     try:
         if options.command == "export":
@@ -27,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
             book.execute(options.chapters)
         elif options.command == "check":
             book.check(options.chapters, fast=options.fast)
+        else:
+            book.build()
     except book.BookError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
