@@ -10,11 +10,13 @@ them through `check("attention", MyAttention)`, and the command line through
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import linecache
 import random
 import re
+import shutil
 import sys
 import sysconfig
 import traceback
@@ -367,3 +369,48 @@ def check_part_cli(name: str, use: str | None = None) -> int:
         print(f"FAIL  {_title(result.test)}: {result.message}")
     print(f"{name}: {len(results) - len(failed)} of {len(results)} passed")
     return 1 if failed else 0
+
+
+# ---- A working copy
+
+
+def practice(chapter: str | int) -> Path:
+    """Write a chapter without outputs and without solutions; return the notebook.
+
+    chapter: its number ("02", "2"). The copy goes to practice/ in the clone, beside
+    the look of the figures; the chapter itself stays as it is.
+    Raises LittleLMError: no such chapter, a copy that is there already (your work is
+    never overwritten), jupytext missing.
+    """
+    folder = ROOT / "chapters"
+    sources = {p.stem[:2]: p for p in folder.glob("[0-9][0-9]_*.md")}
+    number = str(chapter).zfill(2)
+    if number not in sources:
+        known = ", ".join(sorted(sources)) or f"none in {folder}: use a clone"
+        raise LittleLMError(f"no chapter {chapter} (valid: {known})")
+    target = ROOT / "practice" / f"{sources[number].stem}.ipynb"
+    if target.exists():
+        raise LittleLMError(f"{target} is there already: rename it to start afresh")
+    try:
+        jupytext = importlib.import_module("jupytext")
+    except ModuleNotFoundError as error:
+        raise LittleLMError(
+            "practice needs jupytext: pip install -e .[book]"
+        ) from error
+    notebook = jupytext.read(sources[number])
+    notebook.cells = [cell for cell in notebook.cells if not _is_solution(cell)]
+    notebook.metadata.pop("jupytext", None)  # the copy is paired with nothing
+    target.parent.mkdir(exist_ok=True)
+    for name in ("course.mplstyle", "figures"):  # what cells name by a relative path
+        if (folder / name).is_dir():
+            shutil.copytree(folder / name, target.parent / name, dirs_exist_ok=True)
+        elif (folder / name).is_file():
+            shutil.copy(folder / name, target.parent / name)
+    jupytext.write(notebook, target)
+    return target
+
+
+def _is_solution(cell: Any) -> bool:
+    """A folded cell that grades its own answer."""
+    folded = "hide-cell" in cell.metadata.get("tags", ())
+    return folded and re.search(r"""check\(["']\d+\.\d+["']""", cell.source) is not None

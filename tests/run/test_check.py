@@ -1,5 +1,6 @@
 """The three doors to a contract: the notebook's `check`, the command and pytest."""
 
+import json
 import random
 
 import numpy
@@ -203,3 +204,30 @@ def test_every_contract_of_the_clone_loads():
         loaded = module.load_contract(name)
         assert loaded.__doc__
         assert module.contract_tests(loaded)
+
+
+def test_practice_copies_a_chapter_without_its_solutions(tmp_path, monkeypatch):
+    pytest.importorskip("jupytext")
+    chapters = tmp_path / "chapters"
+    chapters.mkdir()
+    source = (module.ROOT / "chapters/00_config.md").read_text(encoding="utf-8")
+    (chapters / "00_config.md").write_text(source, encoding="utf-8")
+    (chapters / "course.mplstyle").write_text("")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    path = module.practice("0")
+    assert path == tmp_path / "practice" / "00_config.ipynb"
+    assert (path.parent / "course.mplstyle").is_file()
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    assert not any(c.get("outputs") for c in cells)
+    stubs = [c for c in code if c.startswith("def ex_0_1(")]
+    assert len(stubs) == 1, "the stub stays and the solution goes"
+    assert "NotImplementedError" in stubs[0]
+    assert sum('check("0.1")' in c for c in code) == 1
+    assert any("default_exp" in c for c in code), "other folded cells stay"
+    path.write_text("my work")
+    with pytest.raises(LittleLMError, match="there already"):
+        module.practice("00")
+    assert path.read_text() == "my work"
+    with pytest.raises(LittleLMError, match="no chapter 42"):
+        module.practice("42")
