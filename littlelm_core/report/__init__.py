@@ -1,0 +1,29 @@
+"""How a run shows itself: its log, the terminal, the live page, and the baselines."""
+
+from littlelm_core.report.baselines import baselines, comparison
+from littlelm_core.report.callbacks import Callback, TensorBoard
+from littlelm_core.report.log import (
+    MetricsLog,
+    mfu,
+    read_metrics,
+    start_facts,
+    write_text,
+)
+from littlelm_core.report.page import Page, write_report
+from littlelm_core.report.terminal import Progress, duration
+
+__all__ = [
+    "Callback",
+    "MetricsLog",
+    "Page",
+    "Progress",
+    "TensorBoard",
+    "baselines",
+    "comparison",
+    "duration",
+    "mfu",
+    "read_metrics",
+    "start_facts",
+    "write_report",
+    "write_text",
+]

@@ -1,0 +1,894 @@
+# From chapters/06_trainer.md by `littlelm book export`: edit the chapter.
+"""The training loop: whole steps, whole checkpoints, and a log without gaps.
+
+A step is the gradient of one big batch, taken in pieces that fit in memory, clipped
+once, and refused when it is not finite. A checkpoint is everything that the next step
+depends on (weights, optimizer, place in the data, random state), and it is either whole
+or absent. Without the first a run trains another objective than the one on paper;
+without the second a lost machine costs the run.
+
+The hardware wants few, large calls: one synchronization a step, no work in Python
+between micro-batches, and matrix products in the widest format that it multiplies.
+
+Shapes: B rows of a micro-batch, T tokens of a row, N rows times tokens.
+"""
+
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from littlelm_core.config import (
+    ROLES,
+    CheckpointError,
+    ConfigError,
+    LittleLMError,
+    RunConfig,
+    build,
+    check_part,
+    load_run,
+    register,
+    resolve,
+)
+from littlelm_core.ingest import Prepared, prepare_run
+from littlelm_core.model import flops_per_token, model_config, parameter_role
+from littlelm_core.report import (
+    MetricsLog,
+    Page,
+    Progress,
+    mfu,
+    start_facts,
+    write_text,
+)
+from littlelm_core.shards import IGNORED, ValidationRows
+from littlelm_core.tokenizer import Tokenizer
+
+__all__ = [
+    "COUNTERS",
+    "FORMAT",
+    "Loop",
+    "MAY_CHANGE",
+    "NOT_DECAYED",
+    "Precision",
+    "TrainResult",
+    "Trainer",
+    "World",
+    "accumulate_gradients",
+    "accumulation",
+    "changed_keys",
+    "checkpoints",
+    "clip_gradients",
+    "is_complete",
+    "load_checkpoint",
+    "load_weights",
+    "newest_checkpoint",
+    "parameter_groups",
+    "plain_name",
+    "plain_weights",
+    "prune_checkpoints",
+    "read_checkpoint",
+    "sample_text",
+    "score",
+    "train",
+    "write_checkpoint",
+]
+
+
+# ---- One big batch from small ones
+
+
+def accumulate_gradients(
+    loss: Callable[..., Tensor],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    tokens: float,
+    context: Callable[[], AbstractContextManager] = nullcontext,
+) -> float:
+    """Add the gradient of (summed loss / tokens) over all micro-batches to `.grad`.
+
+    loss: called as loss(ids_BT, targets_BT, reduction="sum"), in nats.
+    tokens: the valid targets of the whole step, over micro-batches and processes; then
+    any split of the rows gives the gradient of the one big batch.
+    Returns the summed loss of this process in nats.
+    """
+    total = 0.0
+    for ids_BT, targets_BT in batches:
+        with context():
+            nats = loss(ids_BT, targets_BT, reduction="sum")
+        (nats / max(tokens, 1)).backward()
+        total = total + nats.detach().double()  # a Tensor: no wait for the device
+    return float(total)
+
+
+class World(NamedTuple):
+    """This process among its peers: alone, unless torch.distributed runs."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def current(cls) -> "World":
+        """Return this process's place; the model never asks for it."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls()
+
+    def sum(self, *values: float) -> list[float]:
+        """Sum each value over all processes, in fp64: counts stay exact."""
+        if self.size == 1:
+            return [float(v) for v in values]
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        total = torch.tensor(values, dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum every gradient over all processes, once a step.
+
+        A sum and no mean: the loss was divided by the tokens of all processes already.
+        """
+        for parameter in parameters if self.size > 1 else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+
+
+def accumulation(run: RunConfig, context: int, world: int = 1) -> int:
+    """Return the micro-batches of one step; the tokens of a step must come out exactly.
+
+    Raises ConfigError when rows * context * grad_accum * world is not tokens_per_step.
+    """
+    micro = run.rows * context * world
+    if run.tokens_per_step == -1:
+        return max(run.grad_accum, 1)
+    steps = run.tokens_per_step // micro if run.grad_accum == -1 else run.grad_accum
+    if steps * micro != run.tokens_per_step or steps < 1:
+        near = max(round(run.tokens_per_step / micro), 1) * micro
+        raise ConfigError(
+            f"tokens_per_step = {run.tokens_per_step} is not rows {run.rows} * context "
+            f"{context} * {world} process(es) * grad_accum {max(steps, 1)} = "
+            f"{max(steps, 1) * micro}: the nearest that fits is {near}, or change rows"
+        )
+    return steps
+
+
+# ---- Clip once, and refuse what is not finite
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], clip: float) -> float:
+    """Scale the gradients to a global norm of at most `clip`; return the norm before.
+
+    One norm over all parameters together, once a step, after every micro-batch and
+    process is in. clip = -1 is off. A norm that is not finite scales nothing: the
+    caller must not take that step.
+    """
+    with_gradient = [p for p in parameters if p.grad is not None]
+    norm = get_total_norm([p.grad for p in with_gradient])
+    if clip > 0 and torch.isfinite(norm):
+        clip_grads_with_norm_(with_gradient, clip, norm)
+    return float(norm)
+
+
+# ---- Every parameter in one group
+
+NOT_DECAYED = ("norm", "scalars")
+
+
+def parameter_groups(
+    model: nn.Module, options: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Split a model's parameters by role; return (groups, keys for all of them).
+
+    options: the run's [optimizer] table; a table in it that is named after a role
+    ([optimizer.matrix]) holds that group's own keys. Norm gains and scalars are not
+    decayed unless their table says so: decay pulls to 0, and their place is near 1. A
+    tied weight counts where it stands first.
+    Raises ValueError for a parameter without a role.
+    """
+    tables = {k: v for k, v in options.items() if k in ROLES and isinstance(v, Mapping)}
+    shared = {k: v for k, v in options.items() if k not in tables}
+    by_role: dict[str, list[nn.Parameter]] = {role: [] for role in ROLES}
+    for name, parameter in model.named_parameters():  # names a tied weight once
+        by_role[parameter_role(plain_name(name))].append(parameter)
+    groups = []
+    for role, parameters in by_role.items():
+        if parameters:
+            undecayed = {"weight_decay": 0.0} if role in NOT_DECAYED else {}
+            own = {**undecayed, **tables.get(role, {})}
+            groups.append({"name": role, "params": parameters, **own})
+    return groups, shared
+
+
+def plain_name(name: str) -> str:
+    """Strip what torch.compile and DDP put into a parameter's name."""
+    return ".".join(p for p in name.split(".") if p not in ("_orig_mod", "module"))
+
+
+# ---- The width of the numbers
+
+
+@register("precision", "autocast")
+class Precision:
+    """fp32 weights, and matrix products in bf16 where the machine multiplies bf16.
+
+    dtype: "fp32", "bf16", or "auto": bf16 on a GPU that has it and on a CPU with
+    AVX-512 or AMX instructions for it, else fp32. compile: hand the loss to
+    torch.compile (a wait at the start, faster steps after it).
+    """
+
+    def __init__(self, dtype: str = "auto", compile: bool = False):
+        if dtype not in ("auto", "fp32", "bf16"):
+            raise ConfigError(f"precision.dtype = {dtype!r} is not auto, fp32 or bf16")
+        self.dtype, self.compile = dtype, compile
+
+    def prepare(self, model: nn.Module, device: torch.device) -> Callable[..., Tensor]:
+        """Settle the format for a device; return the loss function to train with."""
+        self.device = device
+        if self.dtype == "auto":
+            self.dtype = "bf16" if self._multiplies_bf16(device) else "fp32"
+        return torch.compile(model.loss) if self.compile else model.loss
+
+    def context(self) -> AbstractContextManager:
+        """Return the context in which forward passes run."""
+        if self.dtype == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    @staticmethod
+    def _multiplies_bf16(device: torch.device) -> bool:
+        if device.type == "cuda":
+            return torch.cuda.is_bf16_supported(including_emulation=False)
+        names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return any(getattr(torch.cpu, n, bool)() for n in names)
+
+
+# ---- A checkpoint is whole or absent
+
+FORMAT = 1  # of a checkpoint folder; another number is refused by name
+
+
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict without wrapper prefixes, a tied weight once."""
+    weights, seen = {}, set()
+    for name, tensor in model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape)
+        if tensor.numel() == 0 or place not in seen:
+            weights[plain_name(name)] = tensor
+        seen.add(place)
+    return weights
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Copy a checkpoint's weights into a model. Strict: raises CheckpointError."""
+    saved, own = load_file(folder / "model.safetensors"), plain_weights(model)
+    wrong = [f"lacks {n}" for n in own if n not in saved]
+    wrong += [f"has {n} too" for n in saved if n not in own]
+    wrong += [
+        f"has {n} as {list(saved[n].shape)} where this model has {list(own[n].shape)}"
+        for n in own
+        if n in saved and saved[n].shape != own[n].shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise CheckpointError(f"{folder} is of another model: it {wrong[0]}{more}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+
+
+def write_checkpoint(
+    run_dir: Path,
+    weights: Mapping[str, Tensor],
+    tensors: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    run: RunConfig,
+    state: Mapping[str, Any],
+) -> Path:
+    """Write one checkpoint folder: whole, or not there at all.
+
+    tensors: optimizer and random state, for `torch.save`; state: what fits in JSON,
+    with the number of the step. Everything goes into a temporary folder, is flushed to
+    the disk, and then gets its name in one atomic rename.
+    Raises CheckpointError: weights that are not finite, a disk that is full.
+    """
+    final = run_dir / "checkpoints" / f"step_{state['step']:08d}"
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(
+                f"{name} is not finite at step {state['step']}: no checkpoint written, "
+                "run again from the last one with a lower learning rate"
+            )
+    if is_complete(final):
+        return final
+    temporary = final.with_name(f".tmp-{final.name}-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        contiguous = {n: t.contiguous() for n, t in weights.items()}
+        save_file(contiguous, temporary / "model.safetensors")
+        torch.save(dict(tensors), temporary / "optimizer.pt")
+        (temporary / "run.json").write_text(run.model_dump_json(indent=1), "utf-8")
+        tokenizer.save(temporary / "tokenizer.json")
+        files = {p.name: p.stat().st_size for p in temporary.iterdir()}
+        whole = {**state, "format": FORMAT, "files": files}
+        (temporary / "state.json").write_text(json.dumps(whole, indent=1), "utf-8")
+        for path in (*temporary.iterdir(), temporary):
+            _flush(path)
+        if final.exists():
+            shutil.rmtree(final)  # an incomplete one: a rename needs the name free
+        temporary.rename(final)
+        _flush(final.parent)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write {final}: {error}; earlier checkpoints are whole: free some "
+            "space and run the same command again"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return final
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows flushes folders by itself
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_complete(folder: Path) -> bool:
+    """Is every file of a checkpoint there with the size it was written with?"""
+    try:
+        files = json.loads((folder / "state.json").read_text("utf-8"))["files"]
+        return all((folder / n).stat().st_size == size for n, size in files.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def checkpoints(run_dir: str | Path) -> list[Path]:
+    """Return a run's complete checkpoints, oldest first; warn of the others."""
+    folders = sorted((Path(run_dir) / "checkpoints").glob("*step_*"))
+    whole = [f for f in folders if f.name.startswith("step_") and is_complete(f)]
+    for folder in folders:
+        if folder not in whole:
+            warnings.warn(f"{folder} is incomplete and ignored", stacklevel=2)
+    return whole
+
+
+def newest_checkpoint(run_dir: str | Path) -> Path | None:
+    """Return the newest complete checkpoint of a run, or None."""
+    return max(checkpoints(run_dir), default=None)
+
+
+def prune_checkpoints(run_dir: Path, keep: int, resumed: Path | None = None) -> None:
+    """Delete all but the newest `keep` complete checkpoints.
+
+    Never the one a run resumed from, nor one that holds a file named `pinned`. What an
+    interrupted save left behind goes too.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = checkpoints(run_dir)
+    for folder in whole[: -max(keep, 1)]:
+        if folder != resumed and not (folder / "pinned").exists():
+            shutil.rmtree(folder)
+    for folder in (run_dir / "checkpoints").glob(".tmp-step_*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_checkpoint(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """Return (run, state) of a checkpoint folder, without its weights."""
+    state = json.loads((folder / "state.json").read_text("utf-8"))
+    if state["format"] != FORMAT:
+        raise CheckpointError(
+            f"{folder} has checkpoint format {state['format']}; this version reads "
+            f"format {FORMAT}: use the littlelm that wrote it"
+        )
+    table = json.loads((folder / "run.json").read_text("utf-8"))
+    return RunConfig.model_validate(table), state
+
+
+def load_checkpoint(
+    path_or_run: str | Path, device: str | torch.device = "cpu"
+) -> tuple[nn.Module, Tokenizer, RunConfig, dict[str, Any]]:
+    """Load (model, tokenizer, run, state) from a checkpoint.
+
+    path_or_run: a checkpoint folder, a run's folder, or the name of a run; the last two
+    mean the newest complete checkpoint. The model is in eval mode.
+    Raises CheckpointError: no checkpoint, an incomplete one, an unknown format, weights
+    that do not fit; ConfigError: no such run.
+    """
+    folder: Path | None = Path(path_or_run)
+    if not folder.is_dir():
+        folder = Path(load_run(path_or_run).run_dir)
+    if folder.name.startswith("step_") or (folder / "state.json").exists():
+        if not is_complete(folder):
+            raise CheckpointError(f"{folder} is incomplete: take an earlier checkpoint")
+    elif (newest := newest_checkpoint(folder)) is None:
+        raise CheckpointError(f"no checkpoint in {folder}: train that run first")
+    else:
+        folder = newest
+    run, state = read_checkpoint(folder)
+    model = resolve("model", run.model.use)(model_config(run))
+    load_weights(model, folder)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    return model.to(device).eval(), tokenizer, run, state
+
+
+# What may change when a run resumes: where it stops, how its rows are cut into
+# micro-batches (the tokens of a step stay), what it reports, and the schedule, so that
+# a decay can branch from any checkpoint.
+MAY_CHANGE = (
+    "name", "run_dir", "steps", "stop_step", "rows", "grad_accum", "tokens_per_step",
+    "max_skipped", "checkpoint_every", "checkpoints_kept", "validate_every",
+    "validation_tokens", "sample_every", "schedule", "precision", "callback",
+)  # fmt: skip
+
+
+def changed_keys(old: Mapping, new: Mapping, path: str = "") -> list[str]:
+    """Return "key old -> new" for each key that differs and may not."""
+    found = []
+    for key in sorted({*old, *new}):
+        a, b, name = old.get(key), new.get(key), f"{path}{key}"
+        if name in MAY_CHANGE or a == b:
+            continue
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += changed_keys(a, b, f"{name}.")
+        else:
+            found.append(f"{name} {a!r} -> {b!r}")
+    return found
+
+
+# ---- Validation counts bytes
+
+
+@torch.no_grad()
+def score(
+    loss: Callable[..., Tensor],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    bytes_V: Tensor,
+) -> list[float]:
+    """Return the sums [nats, tokens, bytes] over batches (ids_BT, targets_BT).
+
+    bytes_V: the bytes of each id on the device, 0 for a special token: those are no
+    text and count neither loss nor bytes. Sums do not depend on the batch size.
+    """
+    sums = [0.0, 0.0, 0.0]
+    for ids_BT, targets_BT in batches:
+        ids_BT, targets_BT = ids_BT.to(bytes_V.device), targets_BT.to(bytes_V.device)
+        bytes_BT = bytes_V[targets_BT.clamp(min=0)].masked_fill(targets_BT < 0, 0)
+        nats = loss(ids_BT, targets_BT.masked_fill(bytes_BT == 0, IGNORED), "sum")
+        for i, value in enumerate((nats, (bytes_BT > 0).sum(), bytes_BT.sum())):
+            sums[i] += float(value)
+    return sums
+
+
+@torch.no_grad()
+def sample_text(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int = 64,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> str:
+    """Continue a prompt by up to `tokens` tokens; return the continuation alone.
+
+    Every token costs a whole forward pass: chapter 07 does it with a cache. Draws from
+    a generator of its own, so that a sample changes nothing in the run.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
+    start, device = len(ids), next(model.parameters()).device
+    for _ in range(tokens):
+        ids_1T = torch.tensor([ids[-model.cfg.context :]], device=device)
+        logits_V = model(ids_1T)[0, -1, : tokenizer.vocab_size].float().cpu()
+        p_V = (logits_V / temperature).softmax(-1)
+        drawn = int(torch.multinomial(p_V, 1, generator=generator))
+        if drawn in tokenizer.special_ids:
+            break
+        ids.append(drawn)
+    return tokenizer.decode(ids[start:])
+
+
+# ---- One step, and everything it depends on
+
+COUNTERS = ("step", "tokens", "skipped_steps", "skipped_in_a_row", "seconds")
+
+
+class Loop:
+    """Model, optimizer and data of a run, one optimizer step at a time.
+
+    `step` counts steps of the loop, refused ones too: it sets the learning rate and
+    goes with the data. The optimizer counts for itself the steps that it took.
+    """
+
+    def __init__(self, run: RunConfig, data: Prepared):
+        torch.manual_seed(run.seed)
+        self.run, self.data, self.world = run, data, World.current()
+        local = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        self.device = torch.device(local if torch.cuda.is_available() else "cpu")
+        self.cfg, self.tokenizer = model_config(run), data.tokenizer
+        if self.tokenizer.vocab_size > self.cfg.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {self.tokenizer.vocab_size} ids, the model only "
+                f"{self.cfg.vocab_size}: raise tokenizer.vocab_size"
+            )
+        with torch.device("meta"):
+            self.model = resolve("model", run.model.use)(self.cfg)
+        self.model.to_empty(device=self.device)
+        self.model.init_weights(run.seed)
+        self.precision = build("precision", run.precision)
+        self.loss = self.precision.prepare(self.model, self.device)
+
+        check_part("optimizer", run.optimizer)
+        groups, shared = parameter_groups(self.model, run.optimizer.options)
+        self.optimizer = resolve("optimizer", run.optimizer.use)(groups, **shared)
+        self.peaks = {g["name"]: g["lr"] for g in self.optimizer.param_groups}
+        self.parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+        options = {"total": run.steps, **run.schedule.options}
+        self.multiplier = partial(resolve("schedule", run.schedule.use), **options)
+        self.multiplier(run.steps - 1)  # phases that overlap are refused here
+
+        self.grad_accum = accumulation(run, self.cfg.context, self.world.size)
+        sizes = run.rows, self.cfg.context, run.seed, *self.world
+        self.loader = build("loader", run.loader, data.train, *sizes)
+        self.batches = iter(self.loader)
+        self.step = self.tokens = self.skipped_steps = self.skipped_in_a_row = 0
+        self.seconds, self.flops = 0.0, flops_per_token(self.cfg)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Targets of one whole step, over micro-batches and processes."""
+        return self.run.rows * self.cfg.context * self.grad_accum * self.world.size
+
+    def take_step(self) -> dict[str, Any] | None:
+        """Take one optimizer step; return its record, or None when the data has ended.
+
+        Fewer micro-batches than `grad_accum` at the end of the data are a step too. A
+        loss or gradient that is not finite changes nothing but the counters here.
+        Raises LittleLMError after run.max_skipped such steps in a row.
+        """
+        start = time.perf_counter()
+        batches = list(islice(self.batches, self.grad_accum))
+        if not batches:
+            return None
+        batches = [(self.place(ids), self.place(targets)) for ids, targets in batches]
+        valid = sum(int((targets != IGNORED).sum()) for _, targets in batches)
+        (tokens,) = self.world.sum(valid)
+        multiplier = self.multiplier(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.peaks[group["name"]] * multiplier
+        (nats,), norm = self.gradients(batches, tokens)
+        finite = math.isfinite(nats) and math.isfinite(norm)
+        self.update(finite)
+        self.step += 1
+        self.tokens += int(tokens)
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        return {
+            "tokens": self.tokens,
+            "loss": nats / max(tokens, 1) if finite else None,
+            "lr": {g["name"]: g["lr"] for g in self.optimizer.param_groups},
+            "grad_norm": norm if finite else None,
+            "tokens_per_second": tokens / seconds,
+            "mfu": mfu(self.flops * tokens / seconds / self.world.size, self.device),
+            "skipped_steps": self.skipped_steps,
+            "seconds": self.seconds,
+        }
+
+    def place(self, ids: Any) -> Tensor:
+        """Return token ids as int64 on the device."""
+        return torch.as_tensor(ids).to(self.device, torch.int64, non_blocking=True)
+
+    def gradients(self, batches: list, tokens: float) -> tuple[list[float], float]:
+        """Fill every `.grad` and clip; return ([nats of all], norm before)."""
+        self.optimizer.zero_grad(set_to_none=True)
+        nats = accumulate_gradients(self.loss, batches, tokens, self.precision.context)
+        self.world.sum_gradients(self.parameters)
+        return self.world.sum(nats), clip_gradients(self.parameters, self.run.clip)
+
+    def update(self, finite: bool) -> None:
+        """Let the optimizer step, or refuse the step and count it."""
+        if finite:
+            self.optimizer.step()
+            self.skipped_in_a_row = 0
+            return
+        self.skipped_steps += 1
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= self.run.max_skipped:
+            raise LittleLMError(
+                f"{self.skipped_in_a_row} steps in a row up to step {self.step + 1} "
+                "were not finite: lower the learning rate (or clip) and go on from "
+                "the last checkpoint"
+            )
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return (tensors, plain values): all that a step depends on but weights."""
+        on_gpu = self.device.type == "cuda"
+        tensors = {
+            "optimizer": self.optimizer.state_dict(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all() if on_gpu else [],
+        }
+        plain = {name: getattr(self, name) for name in COUNTERS}
+        plain["tokens_per_step"] = self.tokens_per_step
+        return tensors, {**plain, "loader": self.loader.state_dict()}
+
+    def load(self, folder: Path) -> None:
+        """Go back to a checkpoint of this run. Raises CheckpointError, DataError."""
+        _, state = read_checkpoint(folder)
+        if state["tokens_per_step"] != self.tokens_per_step:
+            raise CheckpointError(
+                f"{folder} took {state['tokens_per_step']} tokens a step, this run "
+                f"takes {self.tokens_per_step}: change grad_accum to make them equal"
+            )
+        load_weights(self.model, folder)
+        tensors = torch.load(folder / "optimizer.pt", map_location="cpu")
+        self.optimizer.load_state_dict(tensors["optimizer"])
+        torch.set_rng_state(tensors["rng"])
+        if self.device.type == "cuda" and tensors["cuda_rng"]:
+            torch.cuda.set_rng_state_all(tensors["cuda_rng"])
+        self.loader.load_state_dict(state["loader"])
+        self.batches = iter(self.loader)
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+
+
+# ---- The run around the loop
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to. Losses are nats a token, weighted by tokens."""
+
+    final_loss: float  # of the last step that was not skipped
+    steps: int
+    tokens: int
+    run_dir: Path
+    skipped_steps: int = 0
+    validation: dict[str, dict[str, float]] = field(default_factory=dict)  # by domain
+    interrupted: bool = False  # a signal came: saved, and the same command goes on
+
+
+class Trainer(Loop):
+    """A run: its folder, its log, its checkpoints, and how it stops and goes on.
+
+    data: what to train on; by default what `ingest.prepare_run` makes of the run.
+    quiet: print nothing. Starts from the newest checkpoint of the folder.
+    Raises ConfigError when the folder holds another run.
+    """
+
+    def __init__(
+        self, run: RunConfig, data: Prepared | None = None, quiet: bool = False
+    ):
+        self.run_dir = Path(run.run_dir)
+        self.resumed = newest_checkpoint(self.run_dir)
+        if self.resumed:
+            old = read_checkpoint(self.resumed)[0].model_dump(mode="json")
+            if changed := changed_keys(old, run.model_dump(mode="json")):
+                raise ConfigError(
+                    f"{run.run_dir} holds another run ({'; '.join(changed)}): name "
+                    "another run_dir, undo the change, or delete that folder"
+                )
+        super().__init__(run, data or prepare_run(run))
+        if self.resumed:
+            self.load(self.resumed)
+        self.last = run.steps if run.stop_step == -1 else min(run.steps, run.stop_step)
+        self.interrupted = self.stopped = False
+        self.first = self.world.rank == 0
+        self.callbacks = [build("callback", p) for p in run.callback if self.first]
+        self.log = MetricsLog(self.run_dir, self.step, self.first)
+        self.page = Page(self.run_dir, self.first)
+        self.progress = Progress(self.last, self.step, quiet or not self.first)
+
+    def fit(self) -> TrainResult:
+        """Train to the last step and return the result.
+
+        SIGTERM or Ctrl-C ends the step, saves, and returns with `interrupted`. What a
+        killed run owed after its last checkpoint is done first.
+        """
+        try:
+            with self._signals(), self.progress:
+                self.start()
+                self.after_step()
+                while self.step < self.last and not self.stopped:
+                    if (record := self.take_step()) is None:
+                        self.last = self.step
+                    else:
+                        record = self.log.write("train", self.step, **record)
+                        self.progress.update(record)
+                        self.call("on_step", record)
+                    self.after_step()
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
+            with suppress(LittleLMError, OSError):  # the first error is the one to show
+                self.log.write("end", self.step, status="failed", error=reason)
+                self.page.write()
+            raise
+        status = "interrupted" if self.stopped else "finished"
+        self.log.write("end", self.step, status=status)
+        self.page.write()
+        result = self.result()
+        self.progress.finish(result)
+        self.call("on_end", result)
+        return result
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of every callback."""
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, *arguments)
+
+    def start(self) -> None:
+        """Log and print what is about to run, and how long it may take."""
+        facts = start_facts(self) | {"seconds_expected": self.expected_seconds()}
+        self.log.write("start", self.step, **facts)
+        if self.first:
+            write_text(self.run_dir / "run.json", self.run.model_dump_json(indent=1))
+        self.progress.announce(self.run, facts)
+        self.call("on_start")
+
+    def expected_seconds(self) -> float:
+        """Time one micro-batch of random ids, keep nothing of it; scale to the rest."""
+        steps = max(self.last - self.step, 0)
+        shape = (2, self.run.rows, self.cfg.context)
+        draw = torch.Generator().manual_seed(0)
+        ids = torch.randint(self.tokenizer.vocab_size, shape, generator=draw)
+        seconds = 0.0
+        for _ in range(2 if steps else 0):  # the first one warms up
+            start = time.perf_counter()
+            accumulate_gradients(
+                self.loss, [self.place(ids)], 1, self.precision.context
+            )
+            seconds = time.perf_counter() - start
+        self.optimizer.zero_grad(set_to_none=True)
+        return seconds * self.grad_accum * steps
+
+    def after_step(self) -> None:
+        """Do what this step is due for: save first, then validate and sample.
+
+        In this order, since a crash in an evaluation must not cost the steps before it.
+        """
+        self.stopped = self.asked_to_stop()
+        if self.due(self.run.checkpoint_every):
+            self.save()
+        if self.due(self.run.validate_every):
+            self.validation()
+        if self.run.sample_every > 0 and self.due(self.run.sample_every):
+            self.samples()
+        if self.stopped and self.step:
+            self.save()
+        self.page.refresh()
+
+    def due(self, every: int) -> bool:
+        """Is this step one of every `every` steps, or the last?"""
+        done = self.step >= self.last
+        return self.step > 0 and (done or (every > 0 and self.step % every == 0))
+
+    def asked_to_stop(self) -> bool:
+        """Has any process been sent a signal? All stop after the same step."""
+        return self.world.sum(self.interrupted) != [0]
+
+    def save(self) -> None:
+        """Write this step's checkpoint, then delete those beyond the number kept."""
+        if self.first:
+            tensors, state = self.state()
+            weights = plain_weights(self.model)
+            write_checkpoint(
+                self.run_dir, weights, tensors, self.tokenizer, self.run, state
+            )
+            prune_checkpoints(self.run_dir, self.run.checkpoints_kept, self.resumed)
+        self.world.sum(0)  # the others wait until it is there
+
+    def validation(self) -> None:
+        """Score each domain of the pinned split and log it, unless that is done.
+
+        A signal ends it without a record: the run that goes on owes it.
+        """
+        whole = self.step >= self.last
+        done = self.log.last("validation", self.step)
+        if self.stopped or (done and done["whole"] >= whole):
+            return
+        limit = -1 if whole else self.run.validation_tokens
+        bytes_V = self.place(self.tokenizer.token_byte_counts())
+        self.model.eval()
+        sums = {}
+        for domain, shards in self.data.validation.items():
+            sizes = self.run.rows, self.cfg.context, *self.world, limit
+            rows = ValidationRows(shards, *sizes)
+            goes_on = takewhile(lambda _: not self.interrupted, rows)
+            with self.precision.context():
+                mine = score(self.model.loss, goes_on, bytes_V)
+            sums[domain] = self.world.sum(*mine)
+        self.model.train()
+        self.stopped = self.asked_to_stop()
+        if self.stopped:
+            return
+        sums["overall"] = [sum(column) for column in zip(*sums.values(), strict=True)]
+        domains = {
+            domain: {
+                "loss": nats / tokens,
+                "bits_per_byte": nats / math.log(2) / size,
+                "tokens": int(tokens),
+                "bytes": int(size),
+            }
+            for domain, (nats, tokens, size) in sums.items()
+        }
+        fields = {"domains": domains, "whole": whole}
+        record = self.log.write("validation", self.step, **fields)
+        self.progress.validation(record)
+        self.call("on_validation", record)
+
+    def samples(self) -> None:
+        """Continue the opening of one validation document of each domain."""
+        if self.stopped or self.log.last("sample", self.step):
+            return
+        self.model.eval()
+        for domain, shards in self.data.validation.items():
+            prompt = self.tokenizer.decode(shards[0][0][1:9].tolist())
+            with self.precision.context():
+                text = sample_text(self.model, self.tokenizer, prompt)
+            fields = {"domain": domain, "prompt": prompt, "text": text}
+            self.progress.sample(self.log.write("sample", self.step, **fields))
+        self.model.train()
+
+    def result(self) -> TrainResult:
+        """Return what the run has come to."""
+        losses = [r["loss"] for r in self.log.records if r.get("loss") is not None]
+        scores = self.log.last("validation") or {"domains": {}}
+        return TrainResult(
+            final_loss=losses[-1] if losses else math.nan,
+            steps=self.step,
+            tokens=self.tokens,
+            run_dir=self.run_dir,
+            skipped_steps=self.skipped_steps,
+            validation=scores["domains"],
+            interrupted=self.stopped,
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn SIGTERM and Ctrl-C into a wish; a second Ctrl-C stops at once."""
+
+        def ask(number: int, frame: Any) -> None:
+            if self.interrupted and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.interrupted = True
+
+        in_main = threading.current_thread() is threading.main_thread()
+        names = (signal.SIGTERM, signal.SIGINT) if in_main else ()
+        before = {name: signal.signal(name, ask) for name in names}
+        try:
+            yield
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+
+def train(
+    run: RunConfig, data: Prepared | None = None, quiet: bool = False
+) -> TrainResult:
+    """Train a run from where its folder stands; the same call again goes on with it.
+
+    Raises ConfigError, DataError, CheckpointError and LittleLMError, in one line each.
+    """
+    return Trainer(run, data, quiet).fit()
