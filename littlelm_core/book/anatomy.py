@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from littlelm_core.book.chapter import PACKAGE, headings
+from littlelm_core.book.chapter import PACKAGE
 from littlelm_core.book.page import Page, Problem, images
 from littlelm_core.book.prose import directives, prose, references, words
 
@@ -42,14 +42,9 @@ _EXERCISE = re.compile(r"(\d+)\.(\d+) \S")
 
 def spine(page: Page) -> Iterator[Problem]:
     """One title, the line about time, and the sections of the spine in their order."""
-    found = [
-        (level, title, cell)
-        for cell in page.chapter.cells
-        if cell.kind == "markdown"
-        for level, title in headings(cell.source)
-    ]
-    titles = [title for level, title, _ in found if level == 1]
-    if len(titles) != 1 or found[0][0] != 1:
+    found = page.chapter.sections
+    titles = [section for section in found if section.level == 1]
+    if len(titles) != 1 or found[0] is not titles[0]:
         yield page.problem(None, "begins with one `# Title`, and has no other")
     first = next((c for c in page.chapter.cells if c.kind == "markdown"), None)
     if first is None or not _INTRO.search(first.source):
@@ -59,7 +54,7 @@ def spine(page: Page) -> Iterator[Problem]:
             "runs in about NN s",
         )
     names = [name for name, _ in SPINE]
-    sections = [(title, cell) for level, title, cell in found if level == 2]
+    sections = [(s.title, s.cell) for s in found if s.level == 2]
     place = -1
     for title, cell in sections:
         if title not in names:
@@ -129,11 +124,9 @@ def exercises(page: Page) -> Iterator[Problem]:
     """Each exercise: a stub, its check, a folded solution with the check, a grader."""
     order = page.chapter.order
     titles = [
-        (title, cell)
-        for cell in page.chapter.cells
-        if cell.kind == "markdown" and cell.top_section == "Exercises"
-        for level, title in headings(cell.source)
-        if level == 3
+        (section.title, section.cell)
+        for section in page.chapter.sections
+        if section.top == "Exercises" and section.level == 3
     ]
     low, high = EXERCISES
     if not low <= len(titles) <= high:
@@ -187,11 +180,7 @@ def contract(page: Page) -> Iterator[Problem]:
     own = [c for c in page.chapter.code_cells if c.top_section == "Check it"]
     if not any(re.search(r"^\s*check\(", c.code, re.MULTILINE) for c in own):
         yield page.problem(None, 'no cell of "Check it" calls check("part", Part)')
-    moved = "\n".join(
-        c.source
-        for c in page.chapter.cells
-        if c.top_section == "What moved into the core"
-    )
+    moved = page.chapter.text_of("What moved into the core")
     target = page.root / PACKAGE / f"{page.chapter.module}.py"
     public = re.search(r"^__all__ = (\[.*?\])", _text(target), re.DOTALL | re.MULTILINE)
     for name in ast.literal_eval(public[1]) if public else ():

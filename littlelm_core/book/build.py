@@ -60,7 +60,8 @@ def build(root: Path | None = None, echo: Callable[[str], Any] = print) -> Path:
     site = root / "_build"
     shutil.rmtree(site, ignore_errors=True)  # a half-old build can hide a failure
     start = time.perf_counter()
-    command = [sys.executable, "-m", "jupyter_book.cli.main", "build", str(root)]
+    program = "from jupyter_book.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "build", str(root)]
     options = ["-n", "-W", "--keep-going", "--all", "--quiet"]
     done = subprocess.run(
         [*command, *options], capture_output=True, encoding="utf-8", errors="replace"

@@ -77,6 +77,17 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Section:
+    """A heading, the `##` section it belongs to, its cell and the lines below it."""
+
+    level: int
+    title: str
+    top: str
+    cell: Cell
+    text: list[str]
+
+
+@dataclass(frozen=True)
 class Chapter:
     """A chapter as it was read; `order` is its number NN, `module` its default_exp."""
 
@@ -120,6 +131,30 @@ class Chapter:
             raise self.error(named[0], f"{module!r} can't be the name of a module")
         return module
 
+    @cached_property
+    def sections(self) -> list[Section]:
+        """Every heading with the text below it, up to the next heading."""
+        found: list[Section] = []
+        top = ""
+        for cell in self.cells:
+            if cell.kind != "markdown":
+                continue
+            lines = cell.source.splitlines()
+            marks = headings(cell.source)
+            ends = [line for _, _, line in marks[1:]] + [len(lines)]
+            if found and lines:  # text above a cell's first heading goes on
+                first = marks[0][2] if marks else len(lines)
+                found[-1].text.extend(lines[:first])
+            for (level, title, line), end in zip(marks, ends, strict=False):
+                top = title if level == 2 else top
+                found.append(Section(level, title, top, cell, lines[line + 1 : end]))
+        return found
+
+    def text_of(self, top: str) -> str:
+        """All text below one `##` heading, its `###` sections included."""
+        inside = (s for s in self.sections if s.top == top and s.level >= 2)
+        return "\n".join(line for s in inside for line in s.text)
+
     def error(self, cell: Cell | None, message: str) -> BookError:
         return BookError(f"{self.where(cell)}: {message}")
 
@@ -133,10 +168,10 @@ class Chapter:
         return ", ".join(parts)
 
 
-def headings(text: str) -> list[tuple[int, str]]:
-    """The (level, title) of each heading of a piece of MyST, outside of fences."""
+def headings(text: str) -> list[tuple[int, str, int]]:
+    """The (level, title, line) of each heading of some MyST, outside of fences."""
     found, fence = [], ""
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines()):
         if match := _FENCE.match(line):
             mark = match[1]
             if not fence:
@@ -144,7 +179,7 @@ def headings(text: str) -> list[tuple[int, str]]:
             elif mark[0] == fence[0] and len(mark) >= len(fence):
                 fence = ""
         elif not fence and (match := _HEADING.match(line)):
-            found.append((len(match[1]), plain(match[2])))
+            found.append((len(match[1]), plain(match[2]), number))
     return found
 
 
@@ -175,7 +210,7 @@ def from_notebook(path: Path, notebook: Any) -> Chapter:
     cells, number, section, top = [], 0, "", ""
     for index, node in enumerate(notebook.cells):
         if node.cell_type == "markdown":
-            for level, title in headings(node.source):
+            for level, title, _ in headings(node.source):
                 if level == 2:
                     section = top = title
                 elif level > 2:
