@@ -1,0 +1,27 @@
+"""Text in, shards out: what stands between files and the loader.
+
+    prepare(sources, out, tokenizer)   files, folders, parquet, datasets to a folder
+    prepare_run(run)                   the data that a run names, prepared if need be
+
+A prepared folder holds shards named "<split>-<domain>-<00000>.shard", tokenizer.json,
+parts/ (what makes it resumable) and manifest.json, written last: documents, tokens and
+bytes of each split and domain, bad records, fingerprints and versions.
+"""
+
+from littlelm_core.ingest.prepare import prepare
+from littlelm_core.ingest.runs import (
+    Prepared,
+    open_prepared,
+    prepare_run,
+    tokenizer_sample,
+    total,
+)
+
+__all__ = [
+    "Prepared",
+    "open_prepared",
+    "prepare",
+    "prepare_run",
+    "tokenizer_sample",
+    "total",
+]

@@ -1,0 +1,324 @@
+"""Documents out of files: plain text, JSON lines, parquet, Hugging Face datasets.
+
+Every reader yields either a `Text` or a `Bad`: a record that cannot be used is counted
+and named with its place, never skipped in silence and never the end of the run.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from littlelm_core.config import DataError, nearest
+
+PIECE = 50_000  # characters: a text file of more than two pieces is cut into some
+ROWS_OF_A_PART = 50_000  # of a Hugging Face dataset, read by one process at a time
+
+
+class Text(NamedTuple):
+    """One document. `name` decides its split; None: its own text does."""
+
+    text: str
+    name: str | None = None
+
+
+class Bad(NamedTuple):
+    """A record that cannot be used: where it is ("file:line") and what is wrong."""
+
+    place: str
+    reason: str
+
+
+class Part(NamedTuple):
+    """What one process reads in one go; kind: text, jsonl, parquet or dataset."""
+
+    domain: str
+    kind: str
+    files: tuple[tuple[str, str], ...]  # (path, name for the split or "")
+    size: int  # bytes (rows of a dataset), for the progress bar
+    stamp: str  # changes when the source changes
+    rows: tuple[int, int] = (0, 0)  # of a dataset
+
+
+def read_part(part: Part, text_key: str) -> Iterator[Text | Bad]:
+    """Yield the documents and bad records of a part, in order."""
+    if part.kind == "dataset":
+        yield from _read_dataset(part, text_key)
+        return
+    for path, name in part.files:
+        if part.kind == "jsonl":
+            yield from _read_jsonl(Path(path), text_key)
+        elif part.kind == "parquet":
+            yield from _read_parquet(Path(path), text_key)
+        else:
+            yield from _read_text(Path(path), name or None)
+
+
+# ---- Plain text
+
+
+def _read_text(path: Path, name: str | None) -> Iterator[Text | Bad]:
+    """Yield a text file as one document, or a long one in pieces."""
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        binary = b"\0" in data[:8192]
+        yield Bad(f"{path}:{line}", "binary file" if binary else "not UTF-8")
+        return
+    except OSError as error:
+        yield Bad(str(path), f"cannot be read: {error.strerror}")
+        return
+    if "\0" in text[:8192]:
+        yield Bad(str(path), "binary file")
+    elif not text.strip():
+        yield Bad(str(path), "empty")
+    else:
+        for piece in _pieces(text):
+            yield Text(piece, name)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a long text at blank lines into pieces of about PIECE characters."""
+    if len(text) <= 2 * PIECE:
+        yield text
+        return
+    start = 0
+    while start < len(text):
+        cut = text.find("\n\n", start + PIECE)
+        stop = len(text) if cut < 0 else cut + 2
+        if stop - start > 4 * PIECE:  # no blank line for long: cut at a line, or there
+            line = text.find("\n", start + PIECE, start + 2 * PIECE)
+            stop = line + 1 if line >= 0 else start + PIECE
+        if text[start:stop].strip():
+            yield text[start:stop]
+        start = stop
+
+
+# ---- JSON lines
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, unpacked by suffix; a cut archive raises."""
+    if path.suffix == ".gz":
+        with gzip.open(path) as file:
+            yield from file
+    elif path.suffix == ".zst":
+        yield from _zst_lines(path)
+    else:
+        with path.open("rb") as file:
+            yield from file
+
+
+def _zst_lines(path: Path) -> Iterator[bytes]:
+    # zstandard's own stream reader takes the end of a cut file for its end.
+    decoder, held = zstandard.ZstdDecompressor().decompressobj(), b""
+    fed = False
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            while data:
+                held += decoder.decompress(data)
+                data, fed = decoder.unused_data, not decoder.eof
+                if decoder.eof:
+                    decoder = zstandard.ZstdDecompressor().decompressobj()
+            *lines, held = held.split(b"\n")
+            yield from lines
+    if held:
+        yield held
+    if fed:
+        raise EOFError
+
+
+def _read_jsonl(path: Path, text_key: str) -> Iterator[Text | Bad]:
+    number = 0
+    try:
+        for number, raw in enumerate(_raw_lines(path), 1):
+            if raw.strip():
+                yield _record(raw, text_key, f"{path}:{number}")
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        reason = "the file ends too early" if isinstance(error, EOFError) else error
+        yield Bad(f"{path}:{number + 1}", f"cannot be read on: {reason}")
+        return
+    if number == 0:
+        yield Bad(str(path), "empty")
+
+
+def _record(raw: bytes, text_key: str, place: str) -> Text | Bad:
+    try:
+        record = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError:
+        return Bad(place, "not UTF-8")
+    except (ValueError, RecursionError):
+        return Bad(place, "not JSON")
+    if not isinstance(record, dict):
+        return Bad(place, "not a JSON object")
+    if text_key not in record:
+        return Bad(place, f"no key {text_key!r}{nearest(text_key, record)}")
+    return _checked(record[text_key], text_key, place)
+
+
+def _checked(text: Any, text_key: str, place: str) -> Text | Bad:
+    if not isinstance(text, str):
+        return Bad(place, f"{text_key} is {type(text).__name__}, not a string")
+    if not text.strip():
+        return Bad(place, "empty")
+    return Text(text)
+
+
+# ---- Parquet and datasets
+
+
+def _read_parquet(path: Path, text_key: str) -> Iterator[Text | Bad]:
+    row = 0
+    try:
+        file = pq.ParquetFile(path)
+        if text_key not in file.schema_arrow.names:
+            close = nearest(text_key, file.schema_arrow.names)
+            yield Bad(str(path), f"no column {text_key!r}{close}")
+            return
+        for batch in file.iter_batches(1024, columns=[text_key]):
+            for text in batch.column(0).to_pylist():
+                row += 1
+                yield _checked(text, text_key, f"{path}:row {row}")
+    except (OSError, pa.ArrowException) as error:
+        reason = "not a parquet file" if row == 0 else "cannot be read on"
+        yield Bad(f"{path}:row {row + 1}", f"{reason}: {' '.join(str(error).split())}")
+        return
+    if row == 0:
+        yield Bad(str(path), "empty")
+
+
+def open_dataset(name: str) -> Any:
+    """Return a Hugging Face dataset: a folder of `save_to_disk`, or a name.
+
+    name: "owner/name", "owner/name:config" or "owner/name:config:split" (the split is
+    train by default). Raises DataError: no `datasets`, no network, no such name.
+    """
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise DataError(f"{name} needs: pip install 'littlelm[hub]'") from error
+    folder, wanted = Path(name), "train"
+    try:
+        if folder.is_dir():
+            found = datasets.load_from_disk(name)
+        else:
+            repository, _, rest = name.partition(":")
+            config, _, split = rest.partition(":")
+            wanted = split or "train"
+            found = datasets.load_dataset(repository, config or None, split=wanted)
+    except Exception as error:  # the library raises its own, its network's and OSErrors
+        first = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"cannot load the dataset {name}: {first} (without a network, load it "
+            "once on a machine that has one, or give a folder of files)"
+        ) from error
+    if hasattr(found, "keys"):
+        if wanted not in found:
+            raise DataError(f"{name} has no split {wanted!r}{nearest(wanted, found)}")
+        found = found[wanted]
+    return found
+
+
+def _read_dataset(part: Part, text_key: str) -> Iterator[Text | Bad]:
+    name = part.files[0][0]
+    found = open_dataset(name)
+    if text_key not in found.column_names:
+        close = nearest(text_key, found.column_names)
+        yield Bad(name, f"no column {text_key!r}{close}")
+        return
+    first, last = part.rows
+    for start in range(first, last, 1024):
+        stop = min(start + 1024, last)
+        for row, text in enumerate(found[start:stop][text_key], start):
+            yield _checked(text, text_key, f"{name}:row {row + 1}")
+
+
+# ---- What there is to read
+
+
+def find_parts(sources: list[str], part_bytes: int) -> list[Part]:
+    """Return what there is to read, in an order that depends on names alone.
+
+    sources: paths of files or folders, or names of datasets, each "DOMAIN=SOURCE" or
+    just the source, whose stem then names the domain.
+    Raises DataError: nothing of this name, an empty folder.
+    """
+    parts: list[Part] = []
+    for source in sources:
+        given, equals, rest = source.partition("=")
+        domain, where = (given, rest) if equals else ("", source)
+        path = Path(where).expanduser()
+        domain = domain or path.name.split(".")[0].split(":")[0]
+        domain = re.sub(r"[^a-z0-9]+", "_", domain.lower()).strip("_") or "text"
+        if path.is_dir() and not _is_dataset(path):
+            files = [
+                p for p in path.rglob("*")
+                if p.is_file() and not any(
+                    name.startswith(".") for name in p.relative_to(path).parts
+                )
+            ]  # fmt: skip
+            if not files:
+                raise DataError(f"the folder {path} has no files")
+            names = {p.relative_to(path).as_posix(): p for p in files}
+            parts += _group(domain, names, part_bytes)
+        elif path.is_file():
+            parts += _group(domain, {"": path}, part_bytes)
+        elif path.is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]*){0,2}", where):
+            parts += _dataset_parts(domain, str(path) if path.is_dir() else where)
+        else:
+            raise DataError(f"no file, folder or dataset {where}: check the path")
+    return parts
+
+
+def _is_dataset(path: Path) -> bool:
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def _kind(path: Path) -> str:
+    name = path.name.lower()
+    if re.search(r"\.(jsonl|ndjson)(\.gz|\.zst)?$", name):
+        return "jsonl"
+    return "parquet" if name.endswith(".parquet") else "text"
+
+
+def _group(domain: str, files: dict[str, Path], part_bytes: int) -> list[Part]:
+    """Put consecutive small files of a kind together, in the order of their names."""
+    parts: list[Part] = []
+    for name in sorted(files):
+        path, kind = files[name], _kind(files[name])
+        info = path.stat()
+        stamp = f"{path.resolve()}:{info.st_size}:{info.st_mtime_ns}"
+        part = Part(domain, kind, ((str(path), name),), info.st_size, stamp)
+        last = parts[-1] if parts else None
+        if last and last.kind == kind and last.size + part.size <= part_bytes:
+            parts[-1] = last._replace(
+                files=last.files + part.files,
+                size=last.size + part.size,
+                stamp=f"{last.stamp}\n{part.stamp}",
+            )
+        else:
+            parts.append(part)
+    return parts
+
+
+def _dataset_parts(domain: str, name: str) -> list[Part]:
+    found = open_dataset(name)
+    stamp = f"{name}:{found._fingerprint}"
+    parts = []
+    for start in range(0, max(len(found), 1), ROWS_OF_A_PART):
+        rows = (start, min(start + ROWS_OF_A_PART, len(found)))
+        size = rows[1] - rows[0]
+        parts.append(Part(domain, "dataset", ((name, ""),), size, stamp, rows))
+    return parts
