@@ -1,0 +1,108 @@
+"""data prepare: text to shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from littlelm_core.cli.frame import console, data_app
+
+
+@data_app.command("prepare")
+def data_prepare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Files (text, .jsonl, .gz, .zst, .parquet), folders of them, or "
+            "datasets OWNER/NAME:CONFIG:SPLIT; DOMAIN=SOURCE names a domain.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of shards.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="tokenizer.json, its folder, or gpt2.")
+    ] = None,
+    vocab_size: Annotated[
+        int, typer.Option(help="Of a new tokenizer, special tokens included.")
+    ] = 4096,
+    text_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
+    validation: Annotated[float, typer.Option(help="Share held out.")] = 0.01,
+    workers: Annotated[int, typer.Option(help="Processes; 0: one a core.")] = 0,
+) -> None:
+    """Turn text into shards that a run names as data.source; goes on if stopped.
+
+    Without --tokenizer one is trained on a sample of the sources, once.
+
+    \b
+    Examples:
+      littlelm data prepare books/ --out data/prepared/books
+      littlelm data prepare code=src/ prose=wiki.jsonl.gz --out data/prepared/mix
+      littlelm data prepare HuggingFaceFW/fineweb-edu:sample-10BT:train \\
+          --out data/prepared/edu --tokenizer gpt2
+      littlelm train tiny data.source=data/prepared/books run_dir=runs/books
+    """
+    from littlelm_core.ingest import prepare
+    from littlelm_core.tokenizer import Tokenizer
+
+    saved = out / "tokenizer.json"
+    if tokenizer == "gpt2":
+        chosen = Tokenizer.gpt2()
+    elif tokenizer is not None:
+        path = Path(tokenizer)
+        chosen = Tokenizer.load(path / "tokenizer.json" if path.is_dir() else path)
+    elif saved.is_file():  # of a run of this command that was stopped
+        chosen = Tokenizer.load(saved)
+    else:
+        chosen = _new_tokenizer(sources, vocab_size, text_key)
+    manifest = prepare(
+        sources,
+        out,
+        chosen,
+        workers,
+        text_key=text_key,
+        validation_share=validation,
+        console=console,
+    )
+    _show_prepared(manifest, out)
+
+
+def _new_tokenizer(sources: list[str], vocab_size: int, text_key: str) -> Any:
+    """Train a tokenizer on the beginnings of all parts of the sources."""
+    from littlelm_core.config import DataError
+    from littlelm_core.ingest.prepare import PART_BYTES
+    from littlelm_core.ingest.read import Text, find_parts, read_part
+    from littlelm_core.ingest.runs import SAMPLE_BYTES
+    from littlelm_core.tokenizer import bpe_tokenizer
+
+    parts = find_parts(sources, PART_BYTES)
+    texts: list[str] = []
+    with console.status(f"training a tokenizer of {vocab_size} tokens"):
+        for part in parts:
+            room = SAMPLE_BYTES // len(parts)
+            for record in read_part(part, text_key):
+                if isinstance(record, Text):
+                    texts.append(record.text[:room])
+                    room -= len(texts[-1])
+                if room <= 0:
+                    break
+        if not any(texts):
+            raise DataError(f"no text in {', '.join(sources)}")
+        return bpe_tokenizer(texts, vocab_size)
+
+
+def _show_prepared(manifest: dict[str, Any], out: Path) -> None:
+    from rich.table import Table
+
+    table = Table(title=str(out), title_justify="left")
+    for column in ("domain", "split", "documents", "tokens", "bytes"):
+        numbers = column not in ("domain", "split")
+        table.add_column(column, justify="right" if numbers else "left")
+    for domain, splits in manifest["domains"].items():
+        for split in ("train", "validation"):
+            counts = splits[split]
+            cells = (f"{counts[k]:,}" for k in ("documents", "tokens", "bytes"))
+            table.add_row(domain, split, *cells)
+    console.print(table)
+    console.print(f"next: littlelm train tiny data.source={out}", soft_wrap=True)
