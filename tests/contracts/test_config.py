@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+import uuid
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -356,14 +357,13 @@ def test_a_name_is_registered_once(part):
     def second(dim, ffn_dim):
         return "second"
 
-    assert part.register("ffn", "contract-once")(first) is first
-    part.register("ffn", "contract-once")(first)  # the same definition, run again
-    refused(
-        part, lambda: part.register("ffn", "contract-once")(second), "contract-once"
-    )
-    assert part.resolve("ffn", "contract-once") is first
-    part.register("norm", "contract-once")(second)  # another kind, another name
-    assert part.resolve("ffn", "contract-once") is first
+    name = f"contract-{uuid.uuid4().hex}"  # the registry outlives this test
+    assert part.register("ffn", name)(first) is first
+    part.register("ffn", name)(first)  # the same definition, run again
+    refused(part, lambda: part.register("ffn", name)(second), name)
+    assert part.resolve("ffn", name) is first
+    part.register("norm", name)(second)  # another kind, another name
+    assert part.resolve("ffn", name) is first
 
 
 def test_a_notebooks_definition_may_stand_in(part):
@@ -373,12 +373,13 @@ def test_a_notebooks_definition_may_stand_in(part):
     def module(dim, ffn_dim):
         return "module"
 
+    name = f"contract-{uuid.uuid4().hex}"
     cell.__module__ = "__main__"
     for order in ((module, cell), (cell, module)):
         for function in order:
-            part.register("ffn", "contract-notebook")(function)
-        assert part.resolve("ffn", "contract-notebook") is order[-1]
-        part.register("ffn", "contract-notebook")(cell)
+            part.register("ffn", name)(function)
+        assert part.resolve("ffn", name) is order[-1]
+        part.register("ffn", name)(cell)
 
 
 def test_build_hands_over_arguments_and_keys(part):
