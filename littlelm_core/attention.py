@@ -93,10 +93,11 @@ def _llama3(
     original_max_position_embeddings: int,
 ) -> Tensor:
     """Slow pairs are divided by factor, fast ones kept, those between blended."""
-    turns = original_max_position_embeddings * frequency / (2 * math.pi)
+    wavelength = 2 * math.pi / frequency  # tokens in a turn
+    turns = original_max_position_embeddings / wavelength
     keep = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
     keep = keep.clamp(0.0, 1.0)
-    return (1 - keep) * (frequency / factor) + keep * frequency
+    return (1 - keep) * frequency / factor + keep * frequency
 
 
 def rope_table(

@@ -123,9 +123,11 @@ def test_projections_have_their_names_and_shapes(part):
 
 
 def test_heads_that_do_not_divide_raise(part):
-    for sizes in ((32, 4, 3), (32, 2, 4), (30, 4, 2), (32, 4, 0)):
+    for heads, kv_heads in ((4, 3), (2, 4), (4, 0), (0, 0)):
         with pytest.raises(ValueError):
-            part(*sizes)
+            part(32, heads, kv_heads, head_dim=8)
+    with pytest.raises(ValueError):
+        part(30, 4, 2)
     with pytest.raises(ValueError):
         part(32, 4, 2, head_dim=7)  # RoPE turns pairs
 
