@@ -89,9 +89,7 @@ def test_equals_the_plain_loss_in_value_and_gradient(part):
         )  # fmt: skip
         wanted = _plain(*exact, targets, softcap, z_loss, reduction)
         what = f"softcap={softcap} z_loss={z_loss} {reduction} chunk={chunk}"
-        _same(
-            _with_gradients(got, x, weight), _with_gradients(wanted, x, weight), what
-        )
+        _same(_with_gradients(got, x, weight), _with_gradients(wanted, x, weight), what)
 
 
 def test_default_chunk_is_right_for_any_number_of_rows(part):
@@ -189,7 +187,9 @@ def test_only_what_learns_gets_a_gradient(part):
     wanted = torch.autograd.grad(part(x, weight, targets), (x, weight))
     frozen = part(x, weight.detach(), targets)
     (got,) = torch.autograd.grad(frozen, (x,))
-    assert torch.allclose(got, wanted[0], atol=1e-6), "a frozen head changes x's gradient"
+    assert torch.allclose(got, wanted[0], atol=1e-6), (
+        "a frozen head changes x's gradient"
+    )
     (got,) = torch.autograd.grad(part(x.detach(), weight, targets), (weight,))
     assert torch.allclose(got, wanted[1], atol=1e-6), "frozen x changes W's gradient"
 

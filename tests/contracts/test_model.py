@@ -210,7 +210,11 @@ def test_rotary_tables_stay_fp32_and_belong_to_their_positions(part):
 
 
 def test_meta_construction_gives_the_same_bits(part):
-    for changes in ({}, {"tied": True}, {"part_options": {"block": {"init": "scaled"}}}):
+    for changes in (
+        {},
+        {"tied": True},
+        {"part_options": {"block": {"init": "scaled"}}},
+    ):
         cfg = _config(**changes)
         direct = part(cfg)
         direct.init_weights(3)
@@ -241,9 +245,7 @@ def test_the_seed_decides_the_start(part):
     torch.manual_seed(12)
     second = part(cfg)
     second.init_weights(1)
-    for (name, a), b in zip(
-        first.named_parameters(), second.parameters(), strict=True
-    ):
+    for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b), f"{name} depends on torch's global seed"
     second.init_weights(2)
     changed = [
@@ -332,9 +334,7 @@ def test_padding_is_never_sampled(part):
 
 
 def test_own_parts_get_their_keys(part):
-    cfg = _config(
-        part_options={"loss": {"z_loss": 0.5}, "attention": {"manual": True}}
-    )
+    cfg = _config(part_options={"loss": {"z_loss": 0.5}, "attention": {"manual": True}})
     model, ids = _shaken(part, cfg), _ids(cfg)
     plain = part(_config())
     plain.load_state_dict(model.state_dict())

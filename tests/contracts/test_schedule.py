@@ -98,8 +98,12 @@ def test_phases_that_do_not_fit_raise(part):
     for total, warmup in ((10, 11), (1, 2), (0, 0)):
         with pytest.raises(ValueError, match="total"):
             part(0, total, warmup=warmup)
-    for keys in ({"warmup": -1}, {"warmup": 2, "floor": -0.1}, {"warmup": 2, "floor": 2}):
-        with pytest.raises(ValueError, match="warmup|floor"):
+    for keys in (
+        {"warmup": -1},
+        {"warmup": 2, "floor": -0.1},
+        {"warmup": 2, "floor": 2},
+    ):
+        with pytest.raises(ValueError, match=r"warmup|floor"):
             part(0, 10, **keys)
     with pytest.raises(ValueError, match="step"):
         part(-1, 10, warmup=2)

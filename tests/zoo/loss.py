@@ -110,7 +110,10 @@ ZOO = {
         keeps_every_chunk,
         "test_peak_memory_is_a_fraction_of_the_plain_one",
     ),
-    "mean over ignored rows too": (divides_by_all_rows, "test_ignored_rows_count_nothing"),
+    "mean over ignored rows too": (
+        divides_by_all_rows,
+        "test_ignored_rows_count_nothing",
+    ),
     "NaN for a masked batch": (
         nan_when_all_is_masked,
         "test_all_targets_masked_give_zero_with_a_graph",
