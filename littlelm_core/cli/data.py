@@ -72,23 +72,28 @@ def _new_tokenizer(sources: list[str], vocab_size: int, text_key: str) -> Any:
     """Train a tokenizer on the beginnings of all parts of the sources."""
     from littlelm_core.config import DataError
     from littlelm_core.ingest.prepare import PART_BYTES
-    from littlelm_core.ingest.read import Text, find_parts, read_part
+    from littlelm_core.ingest.read import Bad, find_parts, read_part
     from littlelm_core.ingest.runs import SAMPLE_BYTES
     from littlelm_core.tokenizer import bpe_tokenizer
 
     parts = find_parts(sources, PART_BYTES)
     texts: list[str] = []
+    bad: list[Bad] = []
     with console.status(f"training a tokenizer of {vocab_size} tokens"):
         for part in parts:
             room = SAMPLE_BYTES // len(parts)
             for record in read_part(part, text_key):
-                if isinstance(record, Text):
+                if isinstance(record, Bad):
+                    bad.append(record)
+                else:
                     texts.append(record.text[:room])
                     room -= len(texts[-1])
                 if room <= 0:
                     break
         if not any(texts):
-            raise DataError(f"no text in {', '.join(sources)}")
+            first = f"{bad[0].place}: {bad[0].reason}" if bad else ", ".join(sources)
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            raise DataError(f"no text to train on: {first}{more}")
         return bpe_tokenizer(texts, vocab_size)
 
 
@@ -105,4 +110,23 @@ def _show_prepared(manifest: dict[str, Any], out: Path) -> None:
             cells = (f"{counts[k]:,}" for k in ("documents", "tokens", "bytes"))
             table.add_row(domain, split, *cells)
     console.print(table)
-    console.print(f"next: littlelm train tiny data.source={out}", soft_wrap=True)
+    _show_bad(manifest["bad_records"], out)
+    size = manifest["tokenizer"]["vocab_size"]
+    console.print(
+        f"next: littlelm train tiny data.source={out} tokenizer.vocab_size={size} "
+        f"run_dir=runs/{out.name}",
+        soft_wrap=True,
+    )
+
+
+def _show_bad(bad: dict[str, Any], out: Path) -> None:
+    """Say how many records could not be used, why, and where the first ones are."""
+    if not bad["total"]:
+        return
+    console.print(f"{bad['total']:,} records could not be used:", soft_wrap=True)
+    for reason, count in sorted(bad["reasons"].items(), key=lambda r: (-r[1], r[0])):
+        console.print(f"  {count:,} × {reason}", soft_wrap=True, markup=False)
+    for place in bad["places"][:3]:
+        console.print(f"  {place}", soft_wrap=True, markup=False)
+    if len(bad["places"]) > 3:
+        console.print(f"  … all places: {out / 'manifest.json'}", soft_wrap=True)

@@ -266,7 +266,8 @@ def find_parts(sources: list[str], part_bytes: int) -> list[Part]:
             files = [
                 p for p in path.rglob("*")
                 if p.is_file() and not any(
-                    name.startswith(".") for name in p.relative_to(path).parts
+                    name.startswith(".") or name == "__pycache__"
+                    for name in p.relative_to(path).parts
                 )
             ]  # fmt: skip
             if not files:
