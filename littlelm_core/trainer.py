@@ -428,9 +428,11 @@ def load_checkpoint(
     else:
         folder = newest
     run, state = read_checkpoint(folder)
-    model = resolve("model", run.model.use)(model_config(run))
+    own = resolve("tokenizer", run.tokenizer.use)  # a class of its own may load itself
+    load = getattr(own, "load", Tokenizer.load)
+    tokenizer = load(folder / "tokenizer.json")
+    model = resolve("model", run.model.use)(model_config(run, tokenizer.vocab_size))
     load_weights(model, folder)
-    tokenizer = Tokenizer.load(folder / "tokenizer.json")
     return model.to(device).eval(), tokenizer, run, state
 
 
@@ -527,12 +529,8 @@ class Loop:
         self.run, self.data, self.world = run, data, World.current()
         local = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         self.device = torch.device(local if torch.cuda.is_available() else "cpu")
-        self.cfg, self.tokenizer = model_config(run), data.tokenizer
-        if self.tokenizer.vocab_size > self.cfg.vocab_size:
-            raise ConfigError(
-                f"the tokenizer has {self.tokenizer.vocab_size} ids, the model only "
-                f"{self.cfg.vocab_size}: raise tokenizer.vocab_size"
-            )
+        self.tokenizer = data.tokenizer
+        self.cfg = model_config(run, self.tokenizer.vocab_size)
         with torch.device("meta"):
             self.model = resolve("model", run.model.use)(self.cfg)
         self.model.to_empty(device=self.device)

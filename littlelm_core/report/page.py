@@ -284,7 +284,7 @@ def charts(
 
 
 def _axes(label: str) -> Any:
-    axes = Figure(figsize=(5.2, 2.9), layout="constrained").subplots()
+    axes = Figure(figsize=(4.8, 2.8), layout="constrained").subplots()
     axes.set_ylabel(label, color=INK)
     axes.set_xlabel("optimizer step", color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -306,16 +306,20 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _smooth(y: np.ndarray) -> np.ndarray:
-    """Return a running mean over about 1/30 of the curve; gaps count nothing."""
-    keep = 1 - 1 / max(len(y) / 30, 1)
-    total = weight = 0.0
-    smooth = np.full(len(y), math.nan)
-    for i, value in enumerate(y):
-        total, weight = total * keep, weight * keep
-        if not math.isnan(value):
-            total, weight = total + value, weight + 1
-        smooth[i] = total / weight if weight else math.nan
-    return smooth
+    """Return the mean of about 1/15 of the curve around each point; gaps count nothing.
+
+    Symmetric, and shorter toward the ends: a mean of the past would lag behind a curve
+    that falls.
+    """
+    reach = max(len(y) // 30, 1)
+    there = np.isfinite(y)
+    total = np.concatenate([[0.0], np.cumsum(np.where(there, y, 0.0))])
+    number = np.concatenate([[0], np.cumsum(there)])
+    i = np.arange(len(y))
+    half = np.minimum(np.minimum(i, len(y) - 1 - i), reach)
+    low, high = i - half, i + half + 1
+    with np.errstate(invalid="ignore"):
+        return (total[high] - total[low]) / (number[high] - number[low])
 
 
 def _curve(
@@ -330,7 +334,15 @@ def _curve(
 
 
 def _legend(axes: Any) -> None:
-    axes.legend(frameon=False, labelcolor=INK, fontsize=9, handlelength=1.4)
+    axes.figure.legend(
+        loc="outside upper left",
+        ncols=4,
+        frameon=False,
+        labelcolor=INK,
+        fontsize=9,
+        handlelength=1.4,
+        columnspacing=1.2,
+    )
 
 
 def _loss_chart(
@@ -348,7 +360,7 @@ def _loss_chart(
         bottom = min(float(finite.min()), *(scores or [float(finite.min())]))
         axes.set_ylim(bottom - 0.05 * (top - bottom), top + 0.15 * (top - bottom))
     _legend(axes)
-    return _svg(axes, "Loss of the training steps and of the validation split")
+    return _svg(axes, "Loss of the training steps and of validation")
 
 
 def _bits_chart(validation: list[dict[str, Any]]) -> str:
@@ -366,6 +378,7 @@ def _bits_chart(validation: list[dict[str, Any]]) -> str:
             label=domain,
             markersize=4,
         )
+    axes.set_xlim(left=0)
     _legend(axes)
     return _svg(axes, "Bits per byte of the validation split, by domain")
 
@@ -381,7 +394,10 @@ def _rate_chart(train: list[dict[str, Any]], steps: np.ndarray) -> str:
         color = LINES[i % len(LINES)]
         axes.plot(*_thin(steps, np.array(rates)), color=color, label=label)
     if len(curves) > 1:
+        highest = max(rate for rates in curves for rate in rates)
+        lowest = min(max(rates) for rates in curves)
         axes.set_yscale("log")
+        axes.set_ylim(max(lowest, 1e-12) / 100, max(highest, 1e-12) * 2)
     else:
         axes.set_ylim(bottom=0)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
