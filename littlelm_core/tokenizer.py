@@ -218,38 +218,41 @@ class PairIndex:
         counts = np.fromiter(words.values(), np.int64, len(encoded))
         self.weight[1:] = np.repeat(counts, size)
         self.length = np.ones(512, np.int32)  # bytes of each token
-        self.heap: list[tuple[int, int, int, np.ndarray]] = []
+        self.heap: list[tuple[int, int, np.ndarray]] = []  # (-count, pair, slots)
         self.groups: list[tuple[np.ndarray, ...]] = []
-        self.floor = 1 << 62
-        self._add_bytes(text)
-
-    def _add_bytes(self, text: np.ndarray) -> None:
+        self.floor = _HIGHEST
         inside = self.first >= 0
         at = np.flatnonzero(inside[:-1] & inside[1:])
-        if len(self.first) < 2**31:
-            at = at.astype(np.int32)
-        key = text[at].astype(np.uint16) << np.uint16(8) | text[at + 1]
-        self._add(key, at, lambda key: (key >> np.uint16(8), key & np.uint16(255)))
+        at = at.astype(np.int32 if len(text) < 2**31 else np.int64)
+        self._add(self.first[at], self.first[at + 1], at)
 
-    def _add(self, key: np.ndarray, at: np.ndarray, pair_of: Any) -> None:
-        """File the pairs at these slots, one group for each key."""
+    def _add(self, left: Any, right: Any, at: np.ndarray) -> None:
+        """File the pairs of these slots, one group for each pair."""
         if not len(at):
             return
-        order = np.argsort(key, kind="stable")  # slots of a group stay in order
-        key, at = key[order], at[order]
-        start = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
-        count = np.add.reduceat(self.weight[at], start)
+        pair = np.left_shift(left, 32, dtype=np.int64) | right
+        order = np.argsort(pair, kind="stable")  # slots of a group stay in order
+        pair, at = pair[order], at[order]
+        start = np.flatnonzero(np.concatenate(([True], pair[1:] != pair[:-1])))
         end = np.append(start[1:], len(at))
-        self.groups.append((count, *pair_of(key[start]), start, end, at))
-        self._raise_up(self.groups[-1], self.floor, 1 << 62)
+        count = np.add.reduceat(self.weight[at], start)
+        self.groups.append((count, pair[start], start, end, at))
+        self._raise_up(self.groups[-1], self.floor, _HIGHEST)
 
     def _raise_up(self, groups: tuple[np.ndarray, ...], low: int, high: int) -> None:
         """Put those groups on the heap whose count is in low ... high - 1."""
-        count, left, right, start, end, at = groups
+        count, pair, start, end, at = groups
         for i in np.flatnonzero((count >= low) & (count < high)).tolist():
             slots = at[start[i] : end[i]]
-            pair = -int(count[i]), int(left[i]), int(right[i])
-            heapq.heappush(self.heap, (*pair, slots))
+            heapq.heappush(self.heap, (-int(count[i]), int(pair[i]), slots))
+
+    def _lower_floor(self) -> None:
+        high, self.floor = self.floor, self.floor // 4
+        if high == _HIGHEST:
+            self.floor = max((int(g[0].max()) // 8 for g in self.groups), default=1)
+        self.floor = max(1, self.floor)
+        for groups in self.groups:
+            self._raise_up(groups, self.floor, high)
 
     def best(self) -> tuple[int, int, np.ndarray] | None:
         """Return (left, right, slots) of the next merge, or None when no pair is left.
@@ -259,12 +262,11 @@ class PairIndex:
         heap, first = self.heap, self.first
         while True:
             while not heap or -heap[0][0] < self.floor:
-                if self.floor <= 1:
+                if self.floor == 1:
                     return None
-                high, self.floor = self.floor, self._lower_floor()
-                for groups in self.groups:
-                    self._raise_up(groups, self.floor, high)
-            bound, left, right, at = heap[0]
+                self._lower_floor()
+            bound, pair, at = heap[0]
+            left, right = pair >> 32, pair & 0xFFFFFFFF
             at = at[first[at] == left]
             at = at[first[at + self.length[left]] == right]
             count = int(self.weight[at].sum())
@@ -272,14 +274,9 @@ class PairIndex:
                 heapq.heappop(heap)
                 return left, right, at
             if count:
-                heapq.heapreplace(heap, (-count, left, right, at))
+                heapq.heapreplace(heap, (-count, pair, at))
             else:
                 heapq.heappop(heap)
-
-    def _lower_floor(self) -> int:
-        if self.floor < 1 << 62:
-            return max(1, self.floor // 4)
-        return max([1, *(int(groups[0].max()) // 8 for groups in self.groups)])
 
     def merge(self, left: int, right: int, at: np.ndarray, new: int) -> None:
         """Replace the pair by token `new` at these slots, and file the new pairs."""
@@ -294,12 +291,13 @@ class PairIndex:
         self.last[at + (a + b - 1)] = new
         after = self.first[at + (a + b)]
         ok = after >= 0
-        self._add(after[ok], at[ok], lambda key: (np.full(len(key), new), key))
+        self._add(new, after[ok], at[ok])
         before = self.last[at - 1]
         ok = (before >= 0) & (before != new)  # new before new is filed already
-        before, at = before[ok], at[ok]
-        at = at - self.length[before]
-        self._add(before, at, lambda key: (key, np.full(len(key), new)))
+        self._add(before[ok], new, at[ok] - self.length[before[ok]])
+
+
+_HIGHEST = 1 << 62
 
 
 def _without_overlap(at: np.ndarray, step: int) -> np.ndarray:
