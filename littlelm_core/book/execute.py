@@ -7,6 +7,7 @@ timestamps or machine paths, and the chapter ran on one thread with fixed seeds.
 
 from __future__ import annotations
 
+import ast
 import copy
 import hashlib
 import os
@@ -161,9 +162,21 @@ def run_notebook(chapter: Chapter, root: Path, echo: Callable[[str], Any]) -> An
     paths = machine_paths(root)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
+        if cell.cell_type == "code" and is_docstring(cell.source):
+            cell["outputs"] = []  # a module's docstring, echoed: no output of worth
         for output in cell.get("outputs", []):
             _clean(output, paths)
     return notebook
+
+
+def is_docstring(source: str) -> bool:
+    """Whether an exported cell is nothing but a string."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return False
+    text = len(body) == 1 and isinstance(body[0], ast.Expr) and body[0].value
+    return isinstance(text, ast.Constant) and isinstance(text.value, str)
 
 
 def _kernel_manager() -> Any:
