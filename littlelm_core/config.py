@@ -1,3 +1,4 @@
+# From chapters/00_config.md by `littlelm book export`: edit the chapter.
 """How a run is described: run files, parts and the registry.
 
 A run is one TOML file. It names every part that can be swapped (`use = "gqa"`,
@@ -35,6 +36,32 @@ from pydantic import (
     model_validator,
 )
 
+__all__ = [
+    "COMING",
+    "CheckpointError",
+    "ConfigError",
+    "Count",
+    "DataConfig",
+    "DataError",
+    "KINDS",
+    "Kind",
+    "Limit",
+    "LittleLMError",
+    "Part",
+    "ROLES",
+    "RUNS",
+    "RunConfig",
+    "build",
+    "check_part",
+    "load_object",
+    "load_run",
+    "nearest",
+    "parse_override",
+    "register",
+    "resolve",
+]
+
+
 # ---- Errors in one line
 
 
@@ -71,7 +98,7 @@ class Kind(NamedTuple):
 
     default: str
     modules: tuple[str, ...]  # looked through, in order, for registered names
-    given: str  # the arguments that the trainer brings
+    given: str  # the arguments that the trainer brings, those after * by name
     shared: tuple[str, ...] = ()  # keys of every part of the kind, kept by a swap
 
     @property
@@ -83,13 +110,13 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {
     "tokenizer": Kind("bpe", ("tokenizer",), "texts", ("vocab_size",)),
     "attention": Kind(
-        "gqa", ("attention",), "dim, heads, kv_heads, head_dim, qk_norm, window"
+        "gqa", ("attention",), "dim, heads, kv_heads, *, head_dim, qk_norm, window"
     ),
     "ffn": Kind("swiglu", ("blocks",), "dim, ffn_dim"),
-    "norm": Kind("rmsnorm", ("blocks",), "dim, eps"),
+    "norm": Kind("rmsnorm", ("blocks",), "dim, *, eps"),
     "block": Kind("llama", ("blocks",), "cfg, layer"),
     "model": Kind("llama", ("model",), "cfg"),  # its table fills in the ModelConfig
-    "loss": Kind("chunked", ("model",), "x, weight, targets, softcap, reduction"),
+    "loss": Kind("chunked", ("model",), "x, weight, targets, *, softcap, reduction"),
     "optimizer": Kind("torch.optim:AdamW", ("optim",), "params"),
     "schedule": Kind("cosine", ("schedule",), "step", ("total", "warmup")),
     "precision": Kind("autocast", ("trainer", "fp8"), "", ("dtype", "compile")),
@@ -107,6 +134,7 @@ COMING = {("schedule", "wsd")}
 # Every parameter of a model has one of these roles; an optimizer section may hold a
 # table of keys for each.
 ROLES = ("matrix", "embedding", "head", "value_embeddings", "norm", "scalars")
+
 
 # ---- Register and resolve
 
@@ -211,14 +239,14 @@ def _home_modules(kind: str) -> list[str]:
 # ---- The keys of a part
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: Any, where: str = "") -> Any:
     """Return TOML's lists as tuples; refuse numbers that JSON cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no number to train with")
+        raise ValueError(f"{where} = {value} is no number to train with")
     if isinstance(value, list | tuple):
-        return tuple(_frozen(v) for v in value)
+        return tuple(_frozen(v, where) for v in value)
     if isinstance(value, Mapping):
-        return {k: _frozen(v) for k, v in value.items()}
+        return {k: _frozen(v, f"{where}.{k}".strip(".")) for k, v in value.items()}
     return value
 
 
@@ -261,17 +289,15 @@ def _is_a(value: Any, hint: Any) -> bool:
 
 def _check_keys(kind: str, where: str, takes: Any, options: Mapping[str, Any]) -> None:
     """Raise ConfigError for a key that `takes` does not take, or a wrong type."""
-    if not callable(takes):
-        raise ConfigError(f"{where}: {takes!r} can't be called{KINDS[kind].signature}")
+    parameters = inspect.signature(takes).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
     try:
-        parameters = inspect.signature(takes).parameters
         hints = typing.get_type_hints(
             takes.__init__ if inspect.isclass(takes) else takes
         )
-    except (ValueError, NameError, TypeError):  # nothing to read, or not at run time
-        return
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
+    except (NameError, TypeError):  # hints that only a type checker can read
+        hints = {}
     valid = set(parameters) - set(KINDS[kind].given.split(", "))
     if kind == "model":  # fields that other tables of the run fill in
         valid -= {*KINDS, "vocab_size", "part_options"}
@@ -294,6 +320,24 @@ def _check_keys(kind: str, where: str, takes: Any, options: Mapping[str, Any]) -
             raise ConfigError(f"{where}.{key} = {value!r} is not of type {wanted}")
 
 
+def _check_call(kind: str, part: Part, takes: Any) -> None:
+    """Raise ConfigError unless `takes` can be called as every part of its kind is."""
+    first, _, named = KINDS[kind].given.partition("*, ")
+    positional, by_name = (list(filter(None, g.split(", "))) for g in (first, named))
+    signature = inspect.signature(takes)
+    try:
+        bound = signature.bind_partial(*positional, **dict.fromkeys(by_name)).arguments
+    except TypeError as error:
+        called = f"it is called with {KINDS[kind].signature}"
+        raise ConfigError(f"{kind} {part.use!r}: {error}; {called}") from error
+    has = {*bound, *part.options, *KINDS[kind].shared}
+    for name, parameter in signature.parameters.items():
+        variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        required = parameter.default is parameter.empty and not variadic
+        if required and name not in has and kind != "optimizer":  # or in each role's
+            raise ConfigError(f"{kind} {part.use!r} lacks the key {kind}.{name}")
+
+
 def check_part(kind: str, part: Part) -> None:
     """Raise ConfigError when a part does not resolve or its keys do not fit it.
 
@@ -308,29 +352,29 @@ def check_part(kind: str, part: Part) -> None:
         if ":" not in part.use and (missing or (kind, part.use) in COMING):
             return
         raise
+    try:
+        inspect.signature(takes)
+    except TypeError as error:
+        raise ConfigError(f"{kind} {part.use!r} can't be called: {error}") from error
+    except ValueError:  # built in, without a signature to check against
+        return
     if kind == "model":
-        if not here:
-            return
-        takes = importlib.import_module(here[0]).ModelConfig
-    _check_keys(kind, kind, takes, part.options)
+        keys_of = importlib.import_module(here[0]).ModelConfig if here else None
+    else:
+        keys_of = takes
+    if keys_of is not None:
+        _check_keys(kind, kind, keys_of, part.options)
+    _check_call(kind, part, takes)
 
 
 def build(kind: str, part: Part, *args: Any, **kwargs: Any) -> Any:
     """Call the part that a run names with the trainer's arguments and its own keys.
 
-    Raises ConfigError when the part, its keys or its arguments do not fit.
+    Raises ConfigError when the part cannot be called as its kind is, or its keys do
+    not fit.
     """
     check_part(kind, part)
-    target = resolve(kind, part.use)
-    kwargs = {**kwargs, **part.options}
-    try:
-        inspect.signature(target).bind(*args, **kwargs)
-    except TypeError as error:
-        called = f"it is called with {KINDS[kind].signature}"
-        raise ConfigError(f"{kind} {part.use!r}: {error}; {called}") from error
-    except ValueError:  # built in, without a signature
-        pass
-    return target(*args, **kwargs)
+    return resolve(kind, part.use)(*args, **kwargs, **part.options)
 
 
 # ---- The run

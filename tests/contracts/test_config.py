@@ -29,6 +29,17 @@ class Open:
     def __init__(self, dim, ffn_dim, **keys):
         self.keys = keys
 
+class Needs:
+    def __init__(self, d, f, width: int):
+        self.width = width
+
+class Hinted:
+    def __init__(self, dim, ffn_dim, width: "Missing" = 1):
+        pass
+
+def one(dim):
+    pass
+
 def ramp(step, total, warmup, slope: float = 1.0):
     return min(1.0, slope * step / warmup)
 
@@ -132,7 +143,7 @@ def test_a_half_parsed_number_is_refused(part):
 def test_numbers_that_are_none_are_refused(part):
     for value in ("nan", "inf", "-inf"):
         for key in ("clip", "optimizer.lr", "optimizer.matrix.lr"):
-            refused(part, lambda o=f"{key}={value}": tiny(part, o), value)
+            refused(part, lambda o=f"{key}={value}": tiny(part, o), f"{key} = {value}")
 
 
 def test_minus_one_is_off_and_zero_is_refused(part):
@@ -389,13 +400,27 @@ def test_build_hands_over_arguments_and_keys(part):
         assert (built.dim, built.ffn_dim, built.width) == (3, 4, 5)
         opened = part.Part(use=f"{path}/own.py:Open", anything=[1, 2])
         assert part.build("ffn", opened, 3, 4).keys == {"anything": (1, 2)}
-        refused(part, lambda: part.build("ffn", wide, 3), "ffn_dim")
         typo = part.Part(use=f"{path}/own.py:Wide", widht=5)
         refused(part, lambda: part.build("ffn", typo, 3, 4), "ffn.widht", "'width'")
         wrong = part.Part(use=f"{path}/own.py:Wide", width="5")
         refused(part, lambda: part.build("ffn", wrong, 3, 4), "ffn.width", "int")
         named = part.Part(use=f"{path}/own.py:Wide", names=["a", "b"])
         part.build("ffn", named, 3, 4)  # an array may fill a list or a tuple
+
+
+def test_a_part_must_take_what_its_kind_is_given(part):
+    """Refused when the run is loaded, not when the model is built."""
+    with folder() as path:
+        own = f"{path}/own.py"
+        refused(part, lambda: tiny(part, f"ffn.use={own}:one"), "dim, ffn_dim")
+        refused(part, lambda: tiny(part, f"norm.use={own}:one"), "eps")
+        refused(part, lambda: tiny(part, f"attention.use={own}:Needs"), "kv_heads")
+        refused(part, lambda: tiny(part, f"ffn.use={own}:Needs"), "ffn.width")
+        run = tiny(part, f"ffn.use={own}:Needs", "ffn.width=3")
+        assert part.build("ffn", run.ffn, 1, 2).width == 3
+        hinted = f"ffn.use={own}:Hinted"  # a hint that nobody can read checks nothing
+        tiny(part, hinted, "ffn.width=3")
+        refused(part, lambda: tiny(part, hinted, "ffn.widht=3"), "'width'")
 
 
 def test_callbacks_may_be_one_or_many(part):
