@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -111,11 +112,10 @@ def module_text(chapter: Chapter, root: Path) -> str:
         check_imports(chapter, cell, orders, root)
     lines = _assemble(chapter, parts)
     target = root / PACKAGE / f"{chapter.module}.py"
-    _check_names(chapter, lines, target, root)
-    text = "\n".join(line for line, _ in lines) + "\n"
-    text = _ruff(
-        ["check", "--quiet", "--select", "I", "--fix-only"], text, target, root
-    )
+    _undefined(chapter, lines, target, root)
+    arguments = ["check", "--quiet", "--select", "I", "--fix-only"]
+    text = _ruff(arguments, _joined(lines), target, root)
+    _unused(chapter, text, target, root)
     return _ruff(["format", "--quiet"], text, target, root)
 
 
@@ -303,20 +303,38 @@ def _assemble(chapter: Chapter, parts: _Parts) -> list[Line]:
     return lines + parts.body
 
 
-def _check_names(chapter: Chapter, lines: list[Line], target: Path, root: Path) -> None:
-    """Let ruff's scope analysis look for names that the module neither has nor uses."""
-    text = "\n".join(line for line, _ in lines) + "\n"
-    base = ["check", "--isolated", "--target-version", "py311", "--output-format"]
-    undefined = [*base, "json", "--exit-zero", "--select", "F821", "--ignore-noqa"]
-    unused = [*base, "json", "--exit-zero", "--select", "F401,F811"]
-    for arguments in (undefined, unused):
-        for found in json.loads(_ruff(arguments, text, target, root)):
-            cell = lines[found["location"]["row"] - 1][1]
-            message = found["message"]
-            if found["code"] == "F821":
-                name = message.split("`")[1]
-                raise chapter.error(cell, _missing(chapter, name))
-            raise chapter.error(cell, f"{message[0].lower()}{message[1:]}")
+def _undefined(chapter: Chapter, lines: list[Line], target: Path, root: Path) -> None:
+    """Let ruff's scope analysis look for names that the module does not have."""
+    for found in _findings("F821", _joined(lines), target, root):
+        cell = lines[found["location"]["row"] - 1][1]
+        raise chapter.error(cell, _missing(chapter, found["message"].split("`")[1]))
+
+
+def _unused(chapter: Chapter, text: str, target: Path, root: Path) -> None:
+    """The same for imports that nothing uses; the text has its imports merged."""
+    for found in _findings("F401,F811", text, target, root):
+        name = found["message"].split("`")[1].split(" as ")[-1].split(".")[-1]
+        cells = [c for c in chapter.code_cells if c.exported]
+        imports = re.compile(rf"^(?:from|import)\b.*\b{re.escape(name)}\b", re.M)
+        cell = next((c for c in cells if imports.search(c.code)), None)
+        raise chapter.error(cell, found["message"].replace("`", ""))
+
+
+def _findings(rules: str, text: str, target: Path, root: Path) -> list[dict]:
+    """What ruff finds by these rules alone, `# noqa` or not."""
+    options = [
+        "--isolated",
+        "--target-version",
+        "py311",
+        "--ignore-noqa",
+        "--exit-zero",
+    ]
+    arguments = ["check", *options, "--output-format", "json", "--select", rules]
+    return json.loads(_ruff(arguments, text, target, root))
+
+
+def _joined(lines: list[Line]) -> str:
+    return "\n".join(line for line, _ in lines) + "\n"
 
 
 def _missing(chapter: Chapter, name: str) -> str:
@@ -325,7 +343,7 @@ def _missing(chapter: Chapter, name: str) -> str:
         if cell.exported:
             continue
         try:
-            nodes = list(ast.walk(ast.parse(cell.code)))
+            nodes = list(ast.walk(ast.parse(cell.plain_code)))
         except SyntaxError:
             continue
         bound = {x.id for x in nodes if isinstance(x, ast.Name) and _stores(x)}

@@ -17,7 +17,7 @@ kernelspec:
 ---
 """
 
-CHECK = '''"""A stand-in for the contracts: it knows no part and two exercises a chapter."""
+CHECK = '''"""A stand-in for the contracts: it grades the exercises and no part."""
 
 import importlib.util
 from pathlib import Path
@@ -106,7 +106,8 @@ def chapter(order: int, module: str, function: str, export: str) -> str:
         )
         + "## Exercises\n\n"
         + "".join(exercise(order, number) for number in range(1, 5))
-        + f"## What moved into the core\n\n- `{function}`: twice its argument, by `SIDES`.\n\n"
+        + f"## What moved into the core\n\n- `{function}`: twice its argument, by "
+        "`SIDES`.\n\n"
         "## Next\n\nMore.\n"
     )
 
