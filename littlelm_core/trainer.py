@@ -277,7 +277,12 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Copy a checkpoint's weights into a model. Strict: raises CheckpointError."""
-    saved, own = load_file(folder / "model.safetensors"), plain_weights(model)
+    try:
+        saved, own = load_file(folder / "model.safetensors"), plain_weights(model)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{folder / 'model.safetensors'} is damaged ({error}): take an earlier one"
+        ) from error
     wrong = [f"lacks {n}" for n in own if n not in saved]
     wrong += [f"has {n} too" for n in saved if n not in own]
     wrong += [
@@ -403,8 +408,14 @@ def read_checkpoint(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
             f"{folder} has checkpoint format {state['format']}; this version reads "
             f"format {FORMAT}: use the littlelm that wrote it"
         )
-    table = json.loads((folder / "run.json").read_text("utf-8"))
-    return RunConfig.model_validate(table), state
+    try:
+        table = json.loads((folder / "run.json").read_text("utf-8"))
+        return RunConfig.model_validate(table), state
+    except ValueError as error:
+        raise CheckpointError(
+            f"{folder / 'run.json'} is not a run of this version: take another "
+            f"one, or the littlelm that wrote it ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def load_checkpoint(
