@@ -55,19 +55,23 @@ __all__ = [
 # ---- From scores to one id
 
 
+class GenerationError(LittleLMError):
+    """Settings, scores, a prompt or a length from which nothing can be drawn."""
+
+
 def check_settings(
     temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> None:
-    """Raise ValueError for settings that mean nothing, before any token is drawn."""
+    """Raise GenerationError for settings that mean nothing."""
     if not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(
+        raise GenerationError(
             f"temperature = {temperature} must be a number of at least 0 "
             "(0 takes the likeliest token)"
         )
     if top_k is not None and top_k < 0:
-        raise ValueError(f"top_k = {top_k} must be at least 1, or 0 for off")
+        raise GenerationError(f"top_k = {top_k} must be at least 1, or 0 for off")
     if top_p is not None and not 0 <= top_p <= 1:
-        raise ValueError(f"top_p = {top_p} must lie between 0 and 1 (1 is off)")
+        raise GenerationError(f"top_p = {top_p} must lie between 0 and 1 (1 is off)")
 
 
 def candidates(
@@ -105,14 +109,15 @@ def sample(
     temperature divides the logits; 0 takes the best id (the lowest among equals).
     top_k, top_p: see `candidates`. Rows draw independently, from `generator` or from
     torch's default one. An id at -inf is never drawn.
-    Raises ValueError: settings out of range, a row with NaN or with nothing to draw.
+    Raises GenerationError (a ValueError): settings out of range, a row that holds NaN
+    or inf, or has no finite score at all.
     """
     check_settings(temperature, top_k, top_p)
     best_B, ids_B = logits_BV.max(-1)
     # NaN and inf get through max, and so does a row of -inf: one check finds all.
     wrong = [row for row, best in enumerate(best_B.tolist()) if not math.isfinite(best)]
     if wrong:
-        raise ValueError(
+        raise GenerationError(
             f"rows {wrong} of the logits hold NaN or inf, or no finite score at all"
         )
     if temperature == 0:
@@ -237,6 +242,7 @@ def for_decoding(model: nn.Module, most_bytes: int = 1 << 31) -> nn.Module:
     """
     weights = list(model.parameters())
     plain = all(w.device.type == "cpu" and w.dtype == torch.float32 for w in weights)
+    plain = plain and not torch.is_autocast_enabled("cpu")
     if not plain or sum(w.nbytes for w in weights) > most_bytes:
         return model
     # deepcopy looks into its memo first: what stands there is not copied but used.
@@ -259,10 +265,6 @@ def _by_columns(weight: Tensor) -> nn.Parameter:
 
 
 # ---- One token after another
-
-
-class GenerationError(LittleLMError):
-    """A prompt or a length that the model cannot serve."""
 
 
 def check_prompts(
@@ -316,33 +318,36 @@ def steps(
     longest = max(map(len, prompts))
     window = [list(prompt[:shown]) for prompt in prompts]  # what the model is shown
     kv, feed_BT = None, None
-    for at in range(shown, longest + max_new_tokens):
-        if len(window[0]) > context:
-            # Slide: the first id (BOS) and the newest half of the context stay, and
-            # move to the first positions. Cached or not, the model sees the same.
-            newest = max(context // 2 - 1, 1)
-            window = [row[:1] + row[-newest:] for row in window]
-            kv = feed_BT = None
-        if cache and kv is None:
-            room = min(context, longest + max_new_tokens)
-            kv = model.make_cache(len(window), room)
-        if feed_BT is None or not cache:
-            feed_BT = torch.tensor(window, device=device)
-        logits_BV = model.next_token_logits(feed_BT, kv)
-        ids_B = sample(logits_BV, temperature, top_k, top_p, generator)
-        feed_BT, new = ids_B[:, None], ids_B.tolist()
-        if at < longest:  # some rows still read their prompts
-            new = [
-                p[at] if at < len(p) else i for p, i in zip(prompts, new, strict=True)
-            ]
-            feed_BT = torch.tensor(new, device=device)[:, None]
-            yield [
-                None if at < len(p) else i for p, i in zip(prompts, new, strict=True)
-            ]
-        else:
-            yield new
-        for row, id_ in zip(window, new, strict=True):
-            row.append(id_)
+    training = model.training
+    model.eval()
+    try:
+        for at in range(shown, longest + max_new_tokens):
+            if len(window[0]) > context:
+                # Slide: the first id (BOS) and the newest half of the context stay, and
+                # move to the first positions. Cached or not, the model sees the same.
+                newest = max(context // 2 - 1, 1)
+                window = [row[:1] + row[-newest:] for row in window]
+                kv = feed_BT = None
+            if cache and kv is None:
+                room = min(context, longest + max_new_tokens)
+                kv = model.make_cache(len(window), room)
+            if feed_BT is None or not cache:
+                feed_BT = torch.tensor(window, device=device)
+            logits_BV = model.next_token_logits(feed_BT, kv)
+            ids_B = sample(logits_BV, temperature, top_k, top_p, generator)
+            feed_BT, new = ids_B[:, None], ids_B.tolist()
+            if at < longest:  # some rows still read their prompts
+                reads = [at < len(prompt) for prompt in prompts]
+                for row, prompt in enumerate(prompts):
+                    new[row] = prompt[at] if reads[row] else new[row]
+                feed_BT = torch.tensor(new, device=device)[:, None]
+                yield [None if r else i for r, i in zip(reads, new, strict=True)]
+            else:
+                yield new
+            for row, id_ in zip(window, new, strict=True):
+                row.append(id_)
+    finally:
+        model.train(training)
 
 
 def stream_rows(
@@ -352,6 +357,7 @@ def stream_rows(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    *,
     seed: int | None = None,
     generator: torch.Generator | None = None,
     cache: bool = True,
@@ -359,17 +365,18 @@ def stream_rows(
 ) -> Iterator[list[int | None]]:
     """Check everything, prepare the model and return the iterator of `steps`.
 
-    Raises before the first token: see `generate`.
+    The model generates in eval mode. Raises before the first token: see `generate`.
     """
     check_settings(temperature, top_k, top_p)
     check_prompts(prompts, model.cfg, max_new_tokens, slide)
     if seed is not None and generator is not None:
-        raise ValueError("give a seed or a generator, not both")
+        raise GenerationError("give a seed or a generator, not both")
     if seed is not None:
         device = next(model.parameters()).device
         generator = torch.Generator(device).manual_seed(seed)
     # The copy costs about as much as ten tokens.
-    decoder = for_decoding(model) if cache and max_new_tokens >= 32 else model
+    worth_it = cache and max_new_tokens >= 32
+    decoder = for_decoding(model) if worth_it else model
     settings = (temperature, top_k, top_p, generator, cache, slide)
     return steps(decoder, prompts, max_new_tokens, *settings)
 
@@ -378,6 +385,10 @@ def stream(
     model: LanguageModel,
     ids: Sequence[int] | Tensor,
     max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    *,
     stop: Iterable[int] = (),
     **settings: Any,
 ) -> Iterator[int]:
@@ -386,9 +397,9 @@ def stream(
     It ends after max_new_tokens, or at an id in `stop`, which is not given out.
     settings: see `generate`. Raises as `generate` does, at once.
     """
-    prompt = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    how = (max_new_tokens, temperature, top_k, top_p)
+    rows = stream_rows(model, [[int(i) for i in ids]], *how, **settings)
     stop = frozenset(stop)
-    rows = stream_rows(model, [prompt], max_new_tokens, **settings)
     return itertools.takewhile(lambda id_: id_ not in stop, (row[0] for row in rows))
 
 
@@ -396,34 +407,42 @@ def generate(
     model: LanguageModel,
     ids: Sequence[int] | Sequence[Sequence[int]] | Tensor,
     max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    *,
     stop: Iterable[int] = (),
-    **settings: Any,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    cache: bool = True,
+    slide: bool = False,
 ) -> list[int] | list[list[int]]:
     """Return the new ids of one prompt, or of each of several prompts.
 
     ids: one prompt (a list or a 1-D tensor), or rows of them, of equal length or not.
-    max_new_tokens: for each row. stop: ids that end a row; they are not returned.
-    settings: temperature, top_k, top_p (see `sample`); seed or generator (same seed,
-    same text); cache (False reads everything again for each token, with the same
-    result); slide (at the end of the context go on with the first id and the newest
-    half of it, else refuse what does not fit).
-    Raises GenerationError (a LittleLMError) before the first token: an empty prompt, an
-    id outside the vocabulary, more tokens than the context holds. ValueError: settings
-    out of range.
+    max_new_tokens: for each row. temperature, top_k, top_p: see `sample`.
+    stop: ids that end a row; they are not returned. seed or generator: same seed, same
+    text. cache: False reads everything again for each token, with the same result.
+    slide: at the end of the context go on with the first id and the newest half of it;
+    without, what does not fit is refused.
+    Raises GenerationError (a ValueError) before the first token: settings out of range,
+    an empty prompt, an id outside the vocabulary, more tokens than the context holds.
     """
-    rows = ids.tolist() if isinstance(ids, Tensor) else list(ids)
-    if not rows or isinstance(rows[0], int):
-        return list(stream(model, rows, max_new_tokens, stop, **settings))
-    stop = frozenset(stop)
-    done, found = [False] * len(rows), [[] for _ in rows]
-    for new in stream_rows(model, rows, max_new_tokens, **settings):
-        for row, id_ in enumerate(new):
-            if id_ is None or done[row]:
-                continue
-            if id_ not in stop:
-                found[row].append(id_)
-            done[row] = id_ in stop or len(found[row]) == max_new_tokens
-        if all(done):
+    how = (max_new_tokens, temperature, top_k, top_p)
+    settings = {"seed": seed, "generator": generator, "cache": cache, "slide": slide}
+    ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    if not ids or not hasattr(ids[0], "__len__"):
+        return list(stream(model, ids, *how, stop=stop, **settings))
+    prompts, stop = [[int(i) for i in row] for row in ids], frozenset(stop)
+    found: list[list[int]] = [[] for _ in prompts]
+    open_rows = set(range(len(prompts))) if max_new_tokens else set()
+    for new in stream_rows(model, prompts, *how, **settings):
+        for row in [r for r in open_rows if new[r] is not None]:
+            if new[row] not in stop:
+                found[row].append(new[row])
+            if new[row] in stop or len(found[row]) == max_new_tokens:
+                open_rows.remove(row)
+        if not open_rows:
             break
     return found
 
@@ -471,17 +490,15 @@ def cut_at_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
         if found:
             yield held[: min(found)]
             return
-        keep = max(
-            (
-                n
-                for stop in stops
-                for n in range(1, len(stop))
-                if held.endswith(stop[:n])
-            ),
-            default=0,
-        )
+        keep = max((_begun(held, stop) for stop in stops), default=0)
         if len(held) > keep:
             yield held[: len(held) - keep]
         held = held[len(held) - keep :]
     if held:
         yield held
+
+
+def _begun(text: str, stop: str) -> int:
+    """Characters at the end of text with which `stop` could begin."""
+    lengths = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((n for n in lengths if text.endswith(stop[:n])), 0)
