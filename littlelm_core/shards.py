@@ -429,7 +429,7 @@ def load_plan(shard: Shard, row_len: int, rest: str = "drop") -> RowPlan:
     path = shard.path.with_name(f".{shard.path.name}.rows-{row_len}-{rest}.npy")
     made_for = np.frombuffer(bytes.fromhex(shard.fingerprint), "<i8").tolist()
     made_for += [PLAN_VERSION, row_len]
-    with suppress(OSError, ValueError, IndexError, TypeError):
+    with suppress(OSError, EOFError, ValueError, IndexError, TypeError):
         flat = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
         rows, segments = flat[7], len(flat) - 12 - flat[7]
         checked = zlib.crc32(np.ascontiguousarray(flat[1:])) == flat[0]

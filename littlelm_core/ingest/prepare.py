@@ -43,6 +43,7 @@ MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 SPLITS = ("train", "validation")
 PART_BYTES = 64_000_000
+IN_PROCESS_BYTES = 8_000_000  # less than this is not worth a second process
 SHARD_TOKENS = 50_000_000  # a part with more becomes several shards
 BATCH_CHARACTERS = 2_000_000  # encoded at once
 BAD_LISTED = 1_000  # of each part, with their places; all are counted
@@ -204,7 +205,9 @@ def _run_parts(
     jobs: list[tuple[Any, ...]], workers: int, advance: Callable[[int], None]
 ) -> list[dict[str, Any]]:
     """Run prepare_part on each job; return the reports in the order of the jobs."""
-    if min(workers, len(jobs)) <= 1:
+    # A process takes seconds to start: little text is done sooner without.
+    small = sum(part.size for part, *_ in jobs) < IN_PROCESS_BYTES
+    if small or min(workers, len(jobs)) <= 1:
         return [prepare_part(*job, advance=advance) for job in jobs]
     context = multiprocessing.get_context("spawn")  # threads and forks do not mix
     counter = context.Value("q", 0)
