@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-# ---- Positions: the rotation
+# ---- Positions: turn the pairs
 
 
 def rope_frequencies(
@@ -137,7 +137,7 @@ def apply_rope(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     return (x_BHTD * cos_TD + turned * sin_TD).to(x_BHTD.dtype)
 
 
-# ---- The mask
+# ---- What may see what
 
 
 def causal_mask(
@@ -160,7 +160,7 @@ def causal_mask(
     return mask
 
 
-# ---- The manual path
+# ---- Attention written out
 
 
 def attend(
@@ -191,7 +191,7 @@ def attend(
     return weights_BHTS.to(v_BHSD.dtype) @ v_BHSD
 
 
-# ---- The cache
+# ---- Keep keys and values
 
 
 class KVCache:
