@@ -272,6 +272,10 @@ class Part(_Table, extra="allow"):
         return copy.deepcopy(self.model_extra or {})
 
 
+# Fields of a ModelConfig that other tables of the run fill in.
+_FROM_ELSEWHERE = {*KINDS, "vocab_size", "part_options"}
+
+
 def _is_a(value: Any, hint: Any) -> bool:
     """Whether a run file's value is of a type; an array may stand for a tuple or list.
 
@@ -299,8 +303,7 @@ def _check_keys(kind: str, where: str, takes: Any, options: Mapping[str, Any]) -
     except (NameError, TypeError):  # hints that only a type checker can read
         hints = {}
     valid = set(parameters) - set(KINDS[kind].given.split(", "))
-    if kind == "model":  # fields that other tables of the run fill in
-        valid -= {*KINDS, "vocab_size", "part_options"}
+    valid -= _FROM_ELSEWHERE if kind == "model" else set()
     roles = ROLES if kind == "optimizer" and where == kind else ()
     for key, value in options.items():
         if key in roles and isinstance(value, Mapping):
@@ -330,12 +333,16 @@ def _check_call(kind: str, part: Part, takes: Any) -> None:
     except TypeError as error:
         called = f"it is called with {KINDS[kind].signature}"
         raise ConfigError(f"{kind} {part.use!r}: {error}; {called}") from error
-    has = {*bound, *part.options, *KINDS[kind].shared}
-    for name, parameter in signature.parameters.items():
+    if kind != "optimizer":  # its keys may stand in each role's own table
+        _check_required(kind, takes, {*bound, *part.options, "total"})
+
+
+def _check_required(kind: str, takes: Any, has: set[str]) -> None:
+    """Raise ConfigError when `takes` needs a key that nobody gives."""
+    for name, parameter in inspect.signature(takes).parameters.items():
         variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        required = parameter.default is parameter.empty and not variadic
-        if required and name not in has and kind != "optimizer":  # or in each role's
-            raise ConfigError(f"{kind} {part.use!r} lacks the key {kind}.{name}")
+        if parameter.default is parameter.empty and not variadic and name not in has:
+            raise ConfigError(f"the run lacks the key {kind}.{name}")
 
 
 def check_part(kind: str, part: Part) -> None:
@@ -358,13 +365,13 @@ def check_part(kind: str, part: Part) -> None:
         raise ConfigError(f"{kind} {part.use!r} can't be called: {error}") from error
     except ValueError:  # built in, without a signature to check against
         return
-    if kind == "model":
-        keys_of = importlib.import_module(here[0]).ModelConfig if here else None
-    else:
-        keys_of = takes
-    if keys_of is not None:
-        _check_keys(kind, kind, keys_of, part.options)
     _check_call(kind, part, takes)
+    if kind != "model":
+        _check_keys(kind, kind, takes, part.options)
+    elif here:  # its table fills in a ModelConfig
+        takes = importlib.import_module(here[0]).ModelConfig
+        _check_keys(kind, kind, takes, part.options)
+        _check_required(kind, takes, {*part.options, *_FROM_ELSEWHERE})
 
 
 def build(kind: str, part: Part, *args: Any, **kwargs: Any) -> Any:

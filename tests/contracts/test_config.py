@@ -54,6 +54,12 @@ class Hook:
 NUMBER = 3
 '''
 
+MODEL = """
+tokenizer.vocab_size = 300
+model = { dim = 8, layers = 1, heads = 2, kv_heads = 1, ffn_dim = 8, context = 8 }
+"""
+BARE = MODEL + "schedule.warmup = 1\n"
+
 
 @contextlib.contextmanager
 def folder(**files):
@@ -159,9 +165,14 @@ def test_minus_one_is_off_and_zero_is_refused(part):
             refused(part, lambda o=f"{key}={value}": tiny(part, o), key)
 
 
-def test_a_run_must_say_its_steps(part):
-    with folder(a="rows = 2") as path:
+def test_a_run_must_say_what_nobody_else_can(part):
+    with folder(a="rows = 2", b=f"{MODEL}steps = 1\nrows = 1") as path:
         refused(part, lambda: part.load_run(path / "a.toml"), "lacks", "steps")
+        own = f"schedule={path}/own.py:ramp"
+        bare = path / "b.toml"
+        refused(part, lambda: part.load_run(bare, [own]), "lacks", "schedule.warmup")
+        run = part.load_run(bare, [own, "schedule.warmup=2"])  # total: from the steps
+        assert run.schedule.options == {"warmup": 2}
 
 
 # ---- Files
@@ -183,7 +194,7 @@ def test_an_unknown_run_or_missing_file_is_named(part):
 
 def test_extends_lays_one_file_over_another(part):
     with folder(
-        grand="""steps = 1\nrows = 1\nseed = 1
+        grand=f"""{BARE}steps = 1\nrows = 1\nseed = 1
             [optimizer]\nlr = 0.1\nbetas = [0.5, 0.6]""",
         parent='extends = "grand.toml"\nrows = 2\n[optimizer]\nlr = 0.2',
         child='extends = "parent.toml"\nseed = 3',
@@ -198,7 +209,7 @@ def test_extends_lays_one_file_over_another(part):
 
 
 def test_extends_finds_its_file_from_any_folder(part):
-    with folder(base="steps = 5\nrows = 1") as path:
+    with folder(base=f"{BARE}steps = 5\nrows = 1") as path:
         (path / "deep").mkdir()
         child = path / "deep" / "child.toml"
         child.write_text('extends = "../base.toml"', encoding="utf-8")
@@ -222,7 +233,7 @@ def test_a_run_that_extends_itself_is_refused(part):
 
 def test_a_child_does_not_share_its_parents_folder(part):
     with folder(
-        parent='name = "p"\nrun_dir = "runs/there"\nsteps = 1\nrows = 1',
+        parent=f'{BARE}name = "p"\nrun_dir = "runs/there"\nsteps = 1\nrows = 1',
         child='extends = "parent.toml"\nseed = 3',
     ) as path:
         parent, child = (part.load_run(path / f"{n}.toml") for n in ("parent", "child"))
@@ -269,7 +280,7 @@ def test_an_override_is_read_exactly(part, seed, rate, text):
 
 def test_a_new_part_drops_the_old_ones_keys(part):
     with folder(
-        parent="""steps = 1\nrows = 1\n[schedule]\nuse = "own.py:ramp"
+        parent=f"""{MODEL}steps = 1\nrows = 1\n[schedule]\nuse = "own.py:ramp"
             warmup = 4\nslope = 2.0\n[optimizer]\nlr = 0.1\nbetas = [0.5, 0.6]
             [optimizer.matrix]\nbetas = [0.1, 0.2]""",
         other="""extends = "parent.toml"\n[schedule]\nuse = "cosine"
@@ -300,7 +311,8 @@ def test_a_new_model_keeps_the_sizes(part):
 
 
 def test_a_file_is_found_beside_the_run_that_names_it(part):
-    with folder(a='steps = 1\nrows = 1\n[ffn]\nuse = "own.py:Wide"') as path:
+    own = f'{BARE}steps = 1\nrows = 1\n[ffn]\nuse = "own.py:Wide"'
+    with folder(a=own) as path:
         (path / "deep").mkdir()
         child = path / "deep" / "child.toml"
         child.write_text('extends = "../a.toml"\nseed = 2', encoding="utf-8")
@@ -425,9 +437,9 @@ def test_a_part_must_take_what_its_kind_is_given(part):
 
 def test_callbacks_may_be_one_or_many(part):
     with folder(
-        one='steps = 1\nrows = 1\ncallback = "own.py:Hook"',
-        table='steps = 1\nrows = 1\n[callback]\nuse = "own.py:Hook"\nevery = 2',
-        many="""steps = 1\nrows = 1\n[[callback]]\nuse = "own.py:Hook"
+        one='extends = "tiny"\ncallback = "own.py:Hook"',
+        table='extends = "tiny"\n[callback]\nuse = "own.py:Hook"\nevery = 2',
+        many="""extends = "tiny"\n[[callback]]\nuse = "own.py:Hook"
             [[callback]]\nuse = "own.py:Hook"\nevery = 3""",
     ) as path:
         runs = [part.load_run(path / f"{n}.toml") for n in ("one", "table", "many")]
