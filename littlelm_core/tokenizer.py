@@ -25,12 +25,12 @@ import hashlib
 import heapq
 import importlib
 import json
-import logging
 import multiprocessing
 import operator
 import os
 import re
 import sys
+import warnings
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -309,7 +309,6 @@ def _without_overlap(at: np.ndarray, step: int) -> np.ndarray:
     return at[(number - run) % 2 == 0]
 
 
-_log = logging.getLogger(__name__)
 _EMPTY = "no text to train a tokenizer on: the texts are missing or all empty"
 
 
@@ -325,7 +324,7 @@ def train_bpe(
     Each step merges the pair of neighbors, within a word of the pattern, that occurs
     most often, ties by the smallest pair of ids. The result does not depend on the
     order of the texts, the hash seed or the workers. When no pair is left the result is
-    smaller than vocab_size, and a warning is logged.
+    smaller than vocab_size, with a warning.
 
     texts: read once; vocab_size: ranks, at least 256, without special tokens;
     workers: processes that cut and count words (rustbpe uses its own threads).
@@ -344,10 +343,10 @@ def train_bpe(
     else:
         raise ConfigError(f"unknown engine {engine!r}{nearest(engine, _ENGINES)}")
     if len(tokens) < vocab_size:
-        _log.warning(
-            "the text has no more pairs: the vocabulary has %d tokens, not %d",
-            len(tokens), vocab_size,
-        )  # fmt: skip
+        warnings.warn(
+            f"the text has no more pairs: {len(tokens)} ranks, not {vocab_size}",
+            stacklevel=2,
+        )
     return {token: rank for rank, token in enumerate(tokens)}
 
 
