@@ -356,7 +356,8 @@ def check_part(kind: str, part: Part) -> None:
         takes = resolve(kind, part.use)
     except ConfigError:
         missing = len(here) < len(KINDS[kind].modules)
-        if ":" not in part.use and (missing or (kind, part.use) in COMING):
+        named = ":" not in part.use and not part.use.endswith(".py")
+        if named and (missing or (kind, part.use) in COMING):
             return
         raise
     try:
