@@ -1,0 +1,523 @@
+"""Wrong versions of chapter 06: a copy of the module with a function replaced."""
+
+import itertools
+import json
+import shutil
+import sys
+import types
+from pathlib import Path
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from littlelm_core import trainer
+
+_NUMBERS = itertools.count()
+
+
+def copy_with(change):
+    """A fresh copy of the module, changed by `change(module)`.
+
+    Its own functions then call what was replaced. Registering the parts once more is
+    left out: they belong to the module itself.
+    """
+    name = f"littlelm_zoo_trainer_{next(_NUMBERS)}"
+    module = types.ModuleType(name)
+    module.__file__ = trainer.__file__
+    sys.modules[name] = module  # where dataclasses look themselves up
+    source = Path(trainer.__file__).read_text(encoding="utf-8")
+    source = source.replace('@register("precision", "autocast")\n', "")
+    exec(compile(source, trainer.__file__, "exec"), vars(module))
+    change(module)
+    return module
+
+
+def means_of_micro_batches(module):
+    """Each micro-batch by its own mean: rows with few targets weigh too much."""
+
+    def accumulate(loss, batches, tokens, context=module.nullcontext):
+        total, batches = 0.0, list(batches)
+        for ids, targets in batches:
+            with context():
+                mean = loss(ids, targets, reduction="mean")
+            (mean / len(batches)).backward()
+            total += float(mean) * float((targets != -100).sum())
+        return total
+
+    module.accumulate_gradients = accumulate
+
+
+def divides_by_the_planned_tokens(module):
+    """The planned tokens of a step, also when the last window is short."""
+    real = module.accumulate_gradients
+    planned = 4 * 16  # rows and context of the contract's run
+
+    def accumulate(loss, batches, tokens, context=module.nullcontext):
+        return real(loss, batches, max(tokens, planned), context)
+
+    module.accumulate_gradients = accumulate
+
+
+def any_tokens_per_step(module):
+    def accumulation(run, context, world=1):
+        if run.grad_accum != -1:
+            return run.grad_accum
+        return max(run.tokens_per_step // (run.rows * context * world), 1)
+
+    module.accumulation = accumulation
+
+
+def clips_each_parameter(module):
+    def clip_gradients(parameters, clip):
+        parameters = list(parameters)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        for parameter in parameters:
+            if clip > 0:
+                clip_grad_norm_([parameter], clip)
+        return float(norm)
+
+    module.clip_gradients = clip_gradients
+
+
+def logs_the_norm_after_clipping(module):
+    def clip_gradients(parameters, clip):
+        parameters = list(parameters)
+        if clip > 0:
+            clip_grad_norm_(parameters, clip)
+        return float(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
+
+    module.clip_gradients = clip_gradients
+
+
+def steps_with_zeros_instead(module):
+    """Zeroed gradients still decay the weights and move the momenta."""
+
+    def update(self, finite):
+        if not finite:
+            for parameter in self.parameters:
+                parameter.grad.zero_()
+            self.skipped_steps += 1
+            self.skipped_in_a_row += 1
+        self.optimizer.step()
+
+    module.Loop.update = update
+
+
+def counts_skips_over_the_whole_run(module):
+    def update(self, finite):
+        real_row = self.skipped_steps
+        self.skipped_in_a_row = real_row
+        real(self, finite)
+        if finite:
+            self.skipped_in_a_row = real_row
+
+    real = module.Loop.update
+    module.Loop.update = update
+
+
+def writes_what_is_not_finite(module):
+    real = module.write_checkpoint
+
+    def write(run_dir, weights, *rest):
+        weights = {n: t.nan_to_num() for n, t in weights.items()}
+        return real(run_dir, weights, *rest)
+
+    module.write_checkpoint = write
+
+
+def decays_the_gains(module):
+    module.NOT_DECAYED = ()
+
+
+def routes_by_shape(module):
+    """Every matrix into one group, whatever it is, and the rest nowhere."""
+
+    def parameter_groups(model, options):
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        shared = {k: v for k, v in options.items() if k not in trainer.ROLES}
+        return [{"name": "matrix", "params": matrices}], shared
+
+    module.parameter_groups = parameter_groups
+
+
+def rate_counts_taken_steps(module):
+    """The schedule asked for the steps that the optimizer took."""
+    real = module.Loop.take_step
+
+    def take_step(self):
+        multiplier = self.multiplier
+        self.multiplier = lambda step: multiplier(step - self.skipped_steps)
+        try:
+            return real(self)
+        finally:
+            self.multiplier = multiplier
+
+    module.Loop.take_step = take_step
+
+
+def schedule_ends_at_the_stop(module):
+    real = module.Loop.__init__
+
+    def init(self, run, data):
+        stop = run.steps if run.stop_step == -1 else run.stop_step
+        options = {**run.schedule.options, "total": stop}
+        part = trainer.RunConfig.model_fields["schedule"].annotation
+        schedule = part(use=run.schedule.use, **options)
+        real(self, run.model_copy(update={"schedule": schedule}), data)
+
+    module.Loop.__init__ = init
+
+
+def bf16_masters(module):
+    real = module.Precision.prepare
+
+    def prepare(self, model, device):
+        loss = real(self, model, device)
+        if self.dtype == "bf16":
+            model.to(torch.bfloat16)
+        return loss
+
+    module.Precision.prepare = prepare
+    trainer_register(module)
+
+
+def trainer_register(module):
+    """Let this copy's Precision stand for the part, which `build` finds by name."""
+    real = module.build
+
+    def build(kind, part, *args, **kwargs):
+        if kind == "precision":
+            return module.Precision(**part.options)
+        return real(kind, part, *args, **kwargs)
+
+    module.build = build
+
+
+def forgets_the_optimizer(module):
+    """Weights alone: the momenta start again from zero."""
+    real = module.Loop.load
+
+    def load(self, folder):
+        fresh = json.loads(json.dumps(self.optimizer.state_dict()["param_groups"]))
+        real(self, folder)
+        self.optimizer.load_state_dict({"state": {}, "param_groups": fresh})
+
+    module.Loop.load = load
+
+
+def starts_the_epoch_again(module):
+    real = module.Loop.load
+
+    def load(self, folder):
+        real(self, folder)
+        self.loader.load_state_dict({**self.loader.state_dict(), "position": 0})
+
+    module.Loop.load = load
+
+
+def keeps_the_old_log(module):
+    real = module.MetricsLog
+
+    class Log(real):
+        def __init__(self, run_dir, step, writes=True):
+            super().__init__(run_dir, 10**9, writes)
+
+    module.MetricsLog = Log
+
+
+def never_pays_what_it_owes(module):
+    def fit(self):
+        self.before = self.after_step
+        first = [True]
+
+        def after_step():
+            if not first:
+                self.before()
+            first.clear()
+
+        self.after_step = after_step
+        return real(self)
+
+    real = module.Trainer.fit
+    module.Trainer.fit = fit
+
+
+def writes_in_place(module):
+    """Deletes the old checkpoint, then writes the new one under its own name."""
+
+    def write(run_dir, weights, tensors, tokenizer, run, state):
+        for old in (run_dir / "checkpoints").glob("step_*"):
+            shutil.rmtree(old)
+        folder = run_dir / "checkpoints" / f"step_{state['step']:08d}"
+        folder.mkdir(parents=True)
+        try:
+            module.save_file(dict(weights), folder / "model.safetensors")
+            torch.save(dict(tensors), folder / "optimizer.pt")
+            (folder / "run.json").write_text(run.model_dump_json(), "utf-8")
+            tokenizer.save(folder / "tokenizer.json")
+        except OSError as error:
+            raise trainer.CheckpointError(str(error)) from error
+        files = {p.name: p.stat().st_size for p in folder.iterdir()}
+        whole = {**state, "format": module.FORMAT, "files": files}
+        (folder / "state.json").write_text(json.dumps(whole), "utf-8")
+        return folder
+
+    module.write_checkpoint = write
+
+
+def trusts_every_folder(module):
+    def is_complete(folder):
+        return (folder / "state.json").exists()
+
+    module.is_complete = is_complete
+
+
+def counts_the_incomplete(module):
+    def prune(run_dir, keep, resumed=None):
+        folders = sorted((run_dir / "checkpoints").glob("step_*"))
+        for folder in folders[:-keep]:
+            if folder != resumed and not (folder / "pinned").exists():
+                shutil.rmtree(folder)
+
+    module.prune_checkpoints = prune
+
+
+def prunes_the_one_it_came_from(module):
+    real = module.prune_checkpoints
+
+    def prune(run_dir, keep, resumed=None):
+        real(run_dir, keep)
+
+    module.prune_checkpoints = prune
+
+
+def evaluates_first(module):
+    def after_step(self):
+        self.stopped = self.asked_to_stop()
+        if self.due(self.run.validate_every):
+            self.validation()
+        if self.due(self.run.checkpoint_every):
+            self.save()
+
+    module.Trainer.after_step = after_step
+
+
+def keeps_wrapper_prefixes(module):
+    module.plain_name = lambda name: name
+
+
+def loads_what_fits(module):
+    def load_weights(model, folder):
+        saved = module.load_file(folder / "model.safetensors")
+        own = module.plain_weights(model)
+        with torch.no_grad():
+            for name in own.keys() & saved.keys():
+                if own[name].shape == saved[name].shape:
+                    own[name].copy_(saved[name])
+
+    module.load_weights = load_weights
+
+
+def goes_on_with_any_run(module):
+    module.changed_keys = lambda old, new, path="": []
+
+
+def means_of_domains(module):
+    """The overall score as the mean over domains, whatever their sizes."""
+    real = module.MetricsLog
+
+    class Log(real):
+        def write(self, event, step, **fields):
+            if event == "validation":
+                scores = [v for k, v in fields["domains"].items() if k != "overall"]
+                for key in ("loss", "bits_per_byte"):
+                    mean = sum(s[key] for s in scores) / len(scores)
+                    fields["domains"]["overall"][key] = mean
+            return super().write(event, step, **fields)
+
+    module.MetricsLog = Log
+
+
+def counts_tokens_as_bytes(module):
+    real = module.score
+
+    def score(loss, batches, bytes_V):
+        return real(loss, batches, (bytes_V > 0).long())
+
+    module.score = score
+
+
+def scores_specials(module):
+    real = module.score
+
+    def score(loss, batches, bytes_V):
+        return real(loss, batches, bytes_V.clamp(min=1))
+
+    module.score = score
+
+
+def samples_take_a_batch(module):
+    real = module.Trainer.samples
+
+    def samples(self):
+        next(self.batches)
+        real(self)
+
+    module.Trainer.samples = samples
+
+
+def stops_without_saving(module):
+    real = module.Trainer.after_step
+
+    def after_step(self):
+        real(self)
+        if self.stopped and self.step < self.last:
+            folder = self.run_dir / "checkpoints" / f"step_{self.step:08d}"
+            shutil.rmtree(folder, ignore_errors=True)
+
+    module.Trainer.after_step = after_step
+
+
+ZOO = {
+    name: (copy_with(change), test)
+    for name, change, test in (
+        (
+            "means of micro-batches",
+            means_of_micro_batches,
+            "test_accumulation_is_one_big_batch",
+        ),
+        (
+            "the short window divided by the planned tokens",
+            divides_by_the_planned_tokens,
+            "test_a_short_last_window_is_a_step",
+        ),
+        (
+            "tokens per step rounded",
+            any_tokens_per_step,
+            "test_tokens_per_step_must_come_out",
+        ),
+        (
+            "clipping each parameter",
+            clips_each_parameter,
+            "test_clipping_is_global_once_and_logged_before",
+        ),
+        (
+            "the norm after clipping",
+            logs_the_norm_after_clipping,
+            "test_clipping_is_global_once_and_logged_before",
+        ),
+        (
+            "a step with zeroed gradients",
+            steps_with_zeros_instead,
+            "test_a_step_that_is_not_finite_changes_nothing",
+        ),
+        (
+            "skips counted over the run",
+            counts_skips_over_the_whole_run,
+            "test_several_in_a_row_stop_the_run",
+        ),
+        (
+            "non-finite weights written",
+            writes_what_is_not_finite,
+            "test_weights_that_are_not_finite_are_never_written",
+        ),
+        ("gains decayed", decays_the_gains, "test_every_parameter_is_in_one_group"),
+        ("routing by shape", routes_by_shape, "test_every_parameter_is_in_one_group"),
+        (
+            "the rate counts taken steps",
+            rate_counts_taken_steps,
+            "test_the_rate_is_a_function_of_the_step",
+        ),
+        (
+            "the schedule ends at the stop",
+            schedule_ends_at_the_stop,
+            "test_schedule_total_and_stop_are_separate",
+        ),
+        (
+            "bf16 masters",
+            bf16_masters,
+            "test_masters_are_fp32_and_formats_are_checked",
+        ),
+        ("momenta forgotten", forgets_the_optimizer, "test_resume_is_exact_to_the_bit"),
+        (
+            "the epoch begun again",
+            starts_the_epoch_again,
+            "test_resume_is_exact_to_the_bit",
+        ),
+        (
+            "two points for one step",
+            keeps_the_old_log,
+            "test_a_killed_run_leaves_no_gap_and_no_double_point",
+        ),
+        (
+            "a lost validation",
+            never_pays_what_it_owes,
+            "test_a_validation_that_was_owed_is_done_first",
+        ),
+        (
+            "written in place",
+            writes_in_place,
+            "test_a_crash_while_saving_costs_no_checkpoint",
+        ),
+        (
+            "every folder trusted",
+            trusts_every_folder,
+            "test_incomplete_checkpoints_are_ignored_aloud",
+        ),
+        (
+            "incomplete ones counted",
+            counts_the_incomplete,
+            "test_retention_counts_whole_ones_and_spares_some",
+        ),
+        (
+            "the resumed one deleted",
+            prunes_the_one_it_came_from,
+            "test_retention_counts_whole_ones_and_spares_some",
+        ),
+        (
+            "evaluation first",
+            evaluates_first,
+            "test_the_checkpoint_comes_before_the_evaluation",
+        ),
+        (
+            "wrapper prefixes kept",
+            keeps_wrapper_prefixes,
+            "test_weights_on_disk_are_plain_and_loading_is_strict",
+        ),
+        (
+            "whatever fits is loaded",
+            loads_what_fits,
+            "test_weights_on_disk_are_plain_and_loading_is_strict",
+        ),
+        (
+            "any run goes on",
+            goes_on_with_any_run,
+            "test_another_run_in_the_folder_is_refused",
+        ),
+        (
+            "domains averaged",
+            means_of_domains,
+            "test_validation_is_weighted_by_tokens_and_counts_bytes",
+        ),
+        (
+            "tokens for bytes",
+            counts_tokens_as_bytes,
+            "test_validation_is_weighted_by_tokens_and_counts_bytes",
+        ),
+        (
+            "specials scored",
+            scores_specials,
+            "test_specials_count_neither_loss_nor_bytes",
+        ),
+        (
+            "a sample that takes a batch",
+            samples_take_a_batch,
+            "test_looking_at_a_run_does_not_change_it",
+        ),
+        (
+            "stopped without saving",
+            stops_without_saving,
+            "test_a_signal_saves_and_ends_cleanly",
+        ),
+    )
+}
