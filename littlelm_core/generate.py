@@ -164,9 +164,9 @@ class DecodeBlock(nn.Module):
         self.attention, self.gated = attention, isinstance(ffn, SwiGLU)
         self.eps = block.attention_norm.eps, block.ffn_norm.eps
         qkv = [w.weight for w in (attention.wq, attention.wk, attention.wv)]
-        up = [ffn.w_gate.weight] * self.gated + [ffn.w_up.weight]
+        up = ([ffn.w_gate] if self.gated else []) + [ffn.w_up]
         self.w_qkv = columns(*qkv, gain_I=block.attention_norm.weight)
-        self.w_up = columns(*up, gain_I=block.ffn_norm.weight)
+        self.w_up = columns(*(w.weight for w in up), gain_I=block.ffn_norm.weight)
         self.w_o = columns(attention.wo.weight)
         self.w_down = columns(ffn.w_down.weight)
         if block.attention_scale is not None:
