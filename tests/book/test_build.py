@@ -9,6 +9,8 @@ import littlelm_core
 from littlelm_core.book import BookError, build
 from littlelm_core.book.build import complaints, foreign_loads
 
+pytest.importorskip("jupyter_book", reason="the book extra brings it")
+
 REPOSITORY = Path(littlelm_core.__file__).parent.parent
 
 

@@ -13,7 +13,8 @@ import pytest
 import littlelm_core
 from littlelm_core import book
 
-pytest.importorskip("websocket", reason="pip install -e '.[book]' brings it")
+for module in ("websocket", "jupyter_book"):
+    pytest.importorskip(module, reason="the book extra brings it")
 
 from chrome import Chrome, find_browser, serve
 
