@@ -9,14 +9,13 @@ import os
 from pathlib import Path
 
 import pytest
+from chrome import Chrome, find_browser, serve
 
 import littlelm_core
 from littlelm_core import book
 
 for module in ("websocket", "jupyter_book"):
     pytest.importorskip(module, reason="the book extra brings it")
-
-from chrome import Chrome, find_browser, serve
 
 REPOSITORY = Path(littlelm_core.__file__).parent.parent
 PROGRAM = find_browser()
