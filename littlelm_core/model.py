@@ -427,19 +427,19 @@ class LanguageModel(nn.Module):
         """Fill every parameter; a seed gives the same bits on every device.
 
         Each parameter has a generator of its own, seeded by (seed, name), so that one
-        more part changes no other part's numbers. Embedding: std 1. Head: std
-        0.1 / sqrt(C), so that fresh logits are near 0 and the loss near ln V. Tied: std
-        1 / C, since a token's own logit is then about 1 and not sqrt(C).
+        more part changes no other part's numbers. Embedding: std 1 / sqrt(C), which
+        Adam moves fast enough. Head: std 0.5 / sqrt(C), logits of size 0.5, a loss of
+        ln V + 1/8. Tied: std 2 / C, since a token's own logit is C times that.
         """
         cfg = self.cfg
         if self.embedding.weight.is_meta:
             raise LittleLMError(
                 "no memory to initialize: call to_empty(device=...) on the model first"
             )
-        std = 1.0 / cfg.dim if cfg.tied else 1.0
+        std = 2.0 / cfg.dim if cfg.tied else cfg.dim**-0.5
         fill_normal(self.embedding.weight, "embedding.weight", seed, std)
         if self.head is not None:
-            fill_normal(self.head.weight, "head.weight", seed, 0.1 * cfg.dim**-0.5)
+            fill_normal(self.head.weight, "head.weight", seed, 0.5 * cfg.dim**-0.5)
         for layer, block in enumerate(self.blocks):
             block.init_weights(seed, f"blocks.{layer}.")
         for name, parameter in self.norm.named_parameters(prefix="norm"):
