@@ -71,9 +71,9 @@ def data_prepare(
 def _new_tokenizer(sources: list[str], vocab_size: int, text_key: str) -> Any:
     """Train a tokenizer on the beginnings of all parts of the sources."""
     from littlelm_core.config import DataError
-    from littlelm_core.ingest.prepare import PART_BYTES
     from littlelm_core.ingest.read import Bad, find_parts, read_part
     from littlelm_core.ingest.runs import SAMPLE_BYTES
+    from littlelm_core.ingest.write import PART_BYTES
     from littlelm_core.tokenizer import bpe_tokenizer
 
     parts = find_parts(sources, PART_BYTES)

@@ -8,7 +8,6 @@ parts/ (what makes it resumable) and manifest.json, written last: documents, tok
 bytes of each split and domain, bad records, fingerprints and versions.
 """
 
-from littlelm_core.ingest.prepare import prepare
 from littlelm_core.ingest.runs import (
     Prepared,
     open_prepared,
@@ -16,6 +15,7 @@ from littlelm_core.ingest.runs import (
     tokenizer_sample,
     total,
 )
+from littlelm_core.ingest.write import prepare
 
 __all__ = [
     "Prepared",

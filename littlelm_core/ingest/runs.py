@@ -15,7 +15,7 @@ from typing import Any
 
 from littlelm_core import corpus
 from littlelm_core.config import DataError, RunConfig, build, resolve
-from littlelm_core.ingest.prepare import (
+from littlelm_core.ingest.write import (
     MANIFEST,
     MANIFEST_VERSION,
     SHARD_TOKENS,

@@ -287,8 +287,8 @@ def prepare(
                 break
             if empty == "train" or options.validation_share > 0.5:
                 raise DataError(
-                    "one document cannot be split into training and validation: add "
-                    "text, or cut it into several documents"
+                    "one document (or one text many times) cannot be split into "
+                    "training and validation: add text, or cut it into documents"
                 )
             share = options.validation_share * 2
             options = Options(text_key, share, shard_tokens)
