@@ -12,9 +12,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from littlelm_core.book.chapter import PACKAGE
+from littlelm_core.book.chapter import PACKAGE, Cell
 from littlelm_core.book.page import Page, Problem, images
-from littlelm_core.book.prose import directives, prose, references, words
+from littlelm_core.book.prose import (
+    directives,
+    glossary_terms,
+    prose,
+    references,
+    roles,
+    words,
+)
 
 SPINE = (  # (section, must every chapter have it)
     ("What you will build", True),
@@ -120,6 +127,27 @@ def figures(page: Page) -> Iterator[Problem]:
         yield page.problem(None, f"only {computed} of {count} figures are computed")
 
 
+def sources(page: Page) -> Iterator[Problem]:
+    """Every term stands in the glossary, every citation in the bibliography."""
+    chapters = page.root / "chapters"
+    terms = {term.lower() for term in glossary_terms(_text(chapters / "glossary.md"))}
+    keys = set(
+        re.findall(r"^@\w+\{([^,\s]+)", _text(chapters / "references.bib"), re.M)
+    )
+    for cell in page.chapter.cells:
+        if cell.kind != "markdown":
+            continue
+        for term in roles(cell.source, ("term",)):
+            if term.lower() not in terms:
+                yield page.problem(cell, f"{term!r} is not in chapters/glossary.md")
+        for cited in roles(cell.source, ("cite", "cite:p", "cite:t")):
+            for key in cited.split(","):
+                if key.strip() not in keys:
+                    yield page.problem(
+                        cell, f"{key.strip()!r} is not in chapters/references.bib"
+                    )
+
+
 def exercises(page: Page) -> Iterator[Problem]:
     """Each exercise: a stub, its check, a folded solution with the check, a grader."""
     order = page.chapter.order
@@ -152,8 +180,8 @@ def exercises(page: Page) -> Iterator[Problem]:
         solution = defined[-1] if len(defined) > 1 else None
         if not defined or "NotImplementedError" not in defined[0].code:
             yield page.problem(cell, f"no stub cell: {name} raises NotImplementedError")
-        elif not any(c.index > defined[0].index and c not in defined for c in asked):
-            yield page.problem(cell, f'no cell check("{key}") below the stub')
+        elif not any(_between(c, defined) for c in asked):
+            yield page.problem(cell, f'no check("{key}") in or below the stub')
         if solution is None or "NotImplementedError" in solution.code:
             yield page.problem(cell, f"no solution: a later cell that defines {name}")
         elif "hide-cell" not in solution.tags:
@@ -166,6 +194,11 @@ def exercises(page: Page) -> Iterator[Problem]:
                 f"no grader exercise_{order}_{number} in "
                 f"tests/exercises/chapter_{order:02d}.py",
             )
+
+
+def _between(cell: Cell, defined: list[Cell]) -> bool:
+    """Whether a cell stands at or below the stub and above the solution."""
+    return defined[0].index <= cell.index and cell not in defined[1:]
 
 
 def _graders(path: Path) -> set[str]:
@@ -194,4 +227,4 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-GATES = (spine, length, figures, exercises, contract)
+GATES = (spine, length, figures, sources, exercises, contract)

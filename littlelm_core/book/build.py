@@ -38,6 +38,7 @@ FETCHED = {
 _NAMED = {"canonical", "next", "prev", "search", "author", "license", "index", "top"}
 _ELSEWHERE = re.compile(r"^\s*(?:https?:)?//", re.I)
 _CSS = re.compile(r"""(?:@import\s+["']|url\(\s*["']?)\s*((?:https?:)?//[^"')\s]+)""")
+_IN_NOTEBOOK = re.compile(r"(\.ipynb):(\d{5,}):")
 _IN_SCRIPT = re.compile(r"""["'](https?://[^"'\s]+\.m?js)["']""")
 
 
@@ -93,7 +94,14 @@ def complaints(log: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
     lines = [line.rstrip() for line in plain.splitlines() if line.strip()]
     found = [x for x in lines if re.search(r"WARNING|ERROR|CRITICAL|Error:", x)]
+    found = [_IN_NOTEBOOK.sub(_cell_and_line, line) for line in found]
     return "\n".join(found or lines[-15:])
+
+
+def _cell_and_line(match: re.Match[str]) -> str:
+    """myst-nb counts 10,000 lines for each cell of a notebook."""
+    cell, line = divmod(int(match[2]), 10_000)
+    return f"{match[1]}, cell {cell} of all, line {line}:"
 
 
 class _Fetches(HTMLParser):

@@ -18,7 +18,7 @@ _TEXT = {
     "table", "topic", "attention", "danger", "error",
 }  # fmt: skip
 _MATH = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", re.DOTALL)
-_REFERENCE = re.compile(r"\{(?:numref|ref)\}`(?:[^`<]*<)?([^`<>]+)>?`")
+_ROLE = re.compile(r"\{([\w:]+)\}`(?:[^`<]*<)?([^`<>]+)>?`")
 
 
 @dataclass
@@ -99,9 +99,26 @@ def _with_options(directive: Directive, lines: list[str]) -> Directive:
     return directive
 
 
+def roles(text: str, names: tuple[str, ...]) -> list[str]:
+    """What the inline roles of these names point at: {term}`shown <target>`."""
+    return [
+        " ".join(what.split()) for name, what in _ROLE.findall(text) if name in names
+    ]
+
+
 def references(text: str) -> list[str]:
     """The labels that {numref} and {ref} point at."""
-    return [label.strip() for label in _REFERENCE.findall(text)]
+    return roles(text, ("numref", "ref"))
+
+
+def glossary_terms(text: str) -> list[str]:
+    """The terms of every {glossary} directive: its lines that are not indented."""
+    return [
+        line.strip()
+        for directive in directives(text, ("glossary",))
+        for line in directive.body
+        if line.strip() and not line[0].isspace()
+    ]
 
 
 def prose(text: str) -> str:

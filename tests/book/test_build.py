@@ -112,3 +112,7 @@ def test_complaints_are_the_lines_that_say_what_is_wrong():
     log = "\x1b[31mreading\x1b[0m\na.md:3: WARNING: undefined label\n\nbye"
     assert complaints(log) == "a.md:3: WARNING: undefined label"
     assert complaints("one\ntwo") == "one\ntwo"
+    line = "chapters/01_twice.ipynb:70003: WARNING: term not in glossary: 'x'"
+    assert complaints(line).startswith(
+        "chapters/01_twice.ipynb, cell 7 of all, line 3:"
+    )

@@ -355,6 +355,23 @@ def test_two_pictures_in_one_cell(book):
     assert "code cell 3: two pictures under one caption" in found(book, "two pictures")
 
 
+# ---- Words and sources
+
+
+def test_a_term_or_source_that_is_not_there(book):
+    chapters = book.root / "chapters"
+    (chapters / "glossary.md").write_text(
+        "```{glossary}\nhalf byte\n  Four bits; {term}`no entry` of its own.\n```\n"
+    )
+    (chapters / "references.bib").write_text("@misc{known2026,\n  year = {2026}\n}\n")
+    text = "{term}`Half\nbyte`, {term}`halves <half byte>` {cite}`known2026`"
+    book.change(book.second, "Arithmetic.", text)
+    assert not [p for p in book.problems(book.second) if " is not in " in p]
+    book.change(book.second, text, "{term}`quarter` {cite}`known2026,other2025`")
+    found(book, "'quarter' is not in chapters/glossary.md")
+    found(book, "'other2025' is not in chapters/references.bib")
+
+
 # ---- Exercises and the contract
 
 
@@ -377,7 +394,7 @@ def test_an_exercise_without_a_stub(book):
 
 def test_an_exercise_without_its_check(book):
     book.change(book.second, '```{code-cell} ipython3\ncheck("1.2")\n```\n', "")
-    found(book, 'no cell check("1.2") below the stub')
+    found(book, 'no check("1.2") in or below the stub')
 
 
 def test_an_exercise_without_a_solution(book):
