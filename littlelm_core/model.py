@@ -485,7 +485,7 @@ class LanguageModel(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-# ---- Counts: parameters, FLOPs, bits
+# ---- Counts: parameters by role
 
 _ROLE_PATTERNS = (
     ("embedding", r"embedding\.weight"),
@@ -533,6 +533,9 @@ def matrix_product_parameters(cfg: ModelConfig) -> int:
     A tied matrix counts here, since it is multiplied as a head; lookups do not.
     """
     return count_parameters(cfg)["matrix"] + cfg.padded_vocab_size * cfg.dim
+
+
+# ---- Counts: arithmetic and bits
 
 
 def flops_per_token(cfg: ModelConfig, context: int | None = None) -> float:
