@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from littlelm_core.config import RUNS, LittleLMError, RunConfig, load_run
+from littlelm_core.report.terminal import table as text_table
 
 if TYPE_CHECKING:
     from littlelm_core.model import ModelConfig
@@ -273,10 +273,10 @@ def number(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time as text: "4 min", "2.5 h", "12 days"."""
-    for unit, length in (("days", 2 * 86400), ("h", 7200), ("min", 120)):
-        if seconds >= length:
-            divisor = {"days": 86400, "h": 3600, "min": 60}[unit]
-            return f"{seconds / divisor:.3g} {unit}"
+    units = {"years": 365 * 86400, "days": 86400, "h": 3600, "min": 60}
+    for unit, length in units.items():
+        if seconds >= 2 * length:
+            return f"{seconds / length:.{1 if seconds < 10 * length else 0}f} {unit}"
     return f"{seconds:.0f} s"
 
 
@@ -332,32 +332,29 @@ def show(console: Console, quick: bool = False) -> None:
     for name, value in _facts(here, rates):
         facts.add_row(name, value)
     console.print(facts)
-    console.print()
-    runs = Table(title="Runs", title_justify="left")
-    for column, justify in (
-        ("run", "left"), ("parameters", "right"), ("tokens", "right"),
-        ("memory", "right"), ("time here", "right"), ("fits", "left"),
-    ):  # fmt: skip
-        runs.add_column(column, justify=justify)
-    unknown = []
-    for item in sorted(
-        fits_here(here, rates), key=lambda f: f.parameters if isinstance(f, Fit) else 0
-    ):
-        if isinstance(item, str):
-            unknown.append(item)
-            continue
-        verdict = ("yes" if item.fits else "no") + (
-            f": {item.reason}" * bool(item.reason)
+    found = fits_here(here, rates)
+    fits = sorted((f for f in found if isinstance(f, Fit)), key=lambda f: f.parameters)
+    lines = [["run", "parameters", "tokens", "memory", "time here", "fits"]]
+    for item in fits:
+        time_here = "-" if item.seconds is None else duration(item.seconds)
+        lines.append(
+            [
+                item.name,
+                number(item.parameters),
+                number(item.tokens),
+                size(item.memory),
+                time_here,
+                "yes" if item.fits else "no",
+            ]
         )
-        runs.add_row(
-            item.name, number(item.parameters), number(item.tokens), size(item.memory),
-            "-" if item.seconds is None else duration(item.seconds), verdict,
-        )  # fmt: skip
-    console.print(runs)
-    for line in unknown:
-        console.print(f"not counted: {line}", soft_wrap=True)
-    if sys.platform != "win32" and here["cores"] > 1:
+    console.print("\n" + text_table(lines), markup=False, soft_wrap=True)
+    notes = [f"{item.name}: {item.reason}" for item in fits if item.reason]
+    notes += [item for item in found if isinstance(item, str)]
+    for line in notes:
+        console.print(line, markup=False, soft_wrap=True)
+    if here["threads"] > 1:
         console.print(
-            "On a busy machine set OMP_NUM_THREADS=1: threads that wait for each other "
-            "cost more than they bring."
+            "While other work keeps the cores busy, set OMP_NUM_THREADS=1: threads that "
+            "wait for each other cost more than they bring.",
+            soft_wrap=True,
         )

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from littlelm_core.config import ConfigError, nearest
+from littlelm_core.report.terminal import table as text_table
 
 __all__ = ["ROWS", "main", "run"]
 
@@ -70,32 +69,30 @@ def main(
                 console.print(line, markup=False, soft_wrap=True)
     finally:
         torch.set_num_threads(before)
-    console.print(table(rows, threads))
+    console.print("\n" + table(rows, threads), markup=False, soft_wrap=True)
     label = "all" if set(names) == set(ROWS) else "-".join(names)
     path = write(rows, folder, label + ("-quick" if quick else ""), threads)
     console.print(f"wrote {path}", soft_wrap=True)
     return rows
 
 
-def table(rows: Sequence[Any], threads: int) -> Table:
-    """Return the rows as a table with the bar and the verdict of each."""
-    title = f"ours and the peer, {threads} thread(s)"
-    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("", "ours", "peer", "", "ratio", "spread", "bar", "verdict"):
-        side = "right" if column else "left"
-        result.add_column(column, justify=side, no_wrap=True)
+def table(rows: Sequence[Any], threads: int) -> str:
+    """Return the rows as text, with the bar and the verdict of each."""
+    lines = [[f"{threads} thread(s)", "ours", "peer", "unit", "ratio", "bar", "bar is"]]
     for row in rows:
-        result.add_row(
-            row.what,
-            _short(row.ours),
-            "-" if row.theirs is None else _short(row.theirs),
-            row.unit,
-            f"{row.ratio:.2f}x",
-            f"{min(row.ratios):.2f}-{max(row.ratios):.2f}",
-            "-" if row.bar is None else f"{row.bar:.2f}x",
-            {None: "-", True: "met", False: "MISSED"}[row.passes],
+        spread = f"{min(row.ratios):.2f}-{max(row.ratios):.2f}"
+        lines.append(
+            [
+                row.what,
+                _short(row.ours),
+                "-" if row.theirs is None else _short(row.theirs),
+                row.unit,
+                f"{row.ratio:.2f}x ({spread})",
+                "-" if row.bar is None else f"{row.bar:.2f}x",
+                {None: "-", True: "met", False: "MISSED"}[row.passes],
+            ]
         )
-    return result
+    return text_table(lines)
 
 
 def _short(value: float) -> str:
