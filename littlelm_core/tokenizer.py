@@ -433,7 +433,7 @@ def merge_by_rank(piece: bytes, ranks: Mapping[bytes, int]) -> list[int]:
     return ids
 
 
-# ---- The tokenizer
+# ---- Special tokens and the class around it
 
 SPECIAL_TOKENS = ("<|bos|>", "<|user|>", "<|assistant|>", "<|end|>")
 _FORMAT, _VERSION = "littlelm-tokenizer", 1
@@ -695,7 +695,7 @@ def _tokens_in_order(ranks: Mapping[bytes, int]) -> list[bytes]:
     return tokens
 
 
-# ---- Save and load
+# ---- Save, load, and GPT-2's vocabulary
 
 
 def _read_tokenizer(path: Path) -> tuple[dict[bytes, int], str, tuple[str, ...]]:
@@ -764,7 +764,7 @@ def _gpt2_ranks(path: str | Path | None) -> dict[bytes, int]:
     return ranks
 
 
-# ---- The parts a run can name
+# ---- The parts that a run can name
 
 
 @register("tokenizer", "bpe")
