@@ -186,26 +186,40 @@ class Fit(NamedTuple):
     reason: str
 
 
-def memory_needed(run: RunConfig, cfg: ModelConfig, parameters: int) -> dict[str, int]:
-    """Estimate the bytes that training takes on one device, by category.
+# Bytes that a block keeps for its backward pass, for each token: of the model's width
+# and of the MLP's. Counted through saved_tensors_hooks on this package's blocks, eager.
+KEPT_WIDTH = {"fp32": 46, "bf16": 40}
+KEPT_MLP = {("swiglu", "fp32"): 16, ("swiglu", "bf16"): 8}
+KEPT_MLP |= {("relu2", "fp32"): 8, ("relu2", "bf16"): 4}
 
-    Weights, gradients and optimizer states are fp32: 4 bytes each, and AdamW keeps two
-    states, Muon one. Activations count what a block keeps for its backward pass (about
-    16 values of the model's width and 4 of the MLP's for each token) and the loss's
-    chunk of logits.
+
+def uses_bf16(run: RunConfig, here: dict[str, Any]) -> bool:
+    """Would this run multiply in bf16 here?"""
+    dtype = run.precision.options.get("dtype", "auto")
+    return dtype == "bf16" or (
+        dtype == "auto" and bool(here["gpus"] or here["cpu_bf16"])
+    )
+
+
+def memory_needed(run: RunConfig, cfg: ModelConfig, bf16: bool) -> dict[str, int]:
+    """Estimate the bytes that eager training takes on one device, by category.
+
+    Weights, gradients and optimizer states are fp32: 4 bytes each; AdamW keeps two
+    states, Muon one of its matrices. Chapter 14 counts it exactly, also when sharded.
     """
     from littlelm_core.model import count_parameters
 
     roles = count_parameters(cfg)
-    one_state = roles.get("matrix", 0) if "muon" in run.optimizer.use.lower() else 0
-    width = 2 if run.precision.options.get("dtype", "auto") == "bf16" else 4
-    tokens = run.rows * cfg.context
-    kept = tokens * cfg.layers * (16 * cfg.dim + 4 * cfg.ffn_dim) * width
+    one_state = roles["matrix"] if "muon" in run.optimizer.use.lower() else 0
+    dtype, tokens = "bf16" if bf16 else "fp32", run.rows * cfg.context
+    mlp = KEPT_MLP.get((cfg.ffn, dtype), KEPT_MLP["swiglu", dtype])
+    kept = cfg.layers * (KEPT_WIDTH[dtype] * cfg.dim + mlp * cfg.ffn_dim)
+    chunk = min(tokens, 1024) * cfg.padded_vocab_size
     return {
-        "weights": 4 * parameters,
-        "gradients": 4 * parameters,
-        "optimizer": 8 * parameters - 4 * one_state,
-        "activations": kept + 4 * min(tokens, 1024) * cfg.vocab_size * 3,
+        "weights": 4 * roles["total"],
+        "gradients": 4 * roles["total"],
+        "optimizer": 8 * roles["total"] - 4 * one_state,
+        "activations": tokens * kept + 8 * chunk,
     }
 
 
@@ -228,12 +242,12 @@ def fit(run: RunConfig, here: dict[str, Any], rates: dict[str, float]) -> Fit:
     cfg = model_config(run)
     parameters = count_parameters(cfg)["total"]
     _, tokens = run_tokens(run, cfg.context)
-    memory = sum(memory_needed(run, cfg, parameters).values())
+    bf16 = uses_bf16(run, here)
+    memory = sum(memory_needed(run, cfg, bf16).values())
     device = "cuda" if here["gpus"] else "cpu"
     seconds = None
     if rates:
-        dtype = run.precision.options.get("dtype", "auto")
-        rate = rates["fp32"] if dtype == "fp32" else max(rates.values())
+        rate = rates["bf16" if bf16 else "fp32"]
         seconds = tokens * flops_per_token(cfg) / (rate * STEP_SHARE[device])
     if here["gpus"]:
         room, where = here["gpus"][0]["memory"], "of GPU memory"
@@ -354,7 +368,7 @@ def show(console: Console, quick: bool = False) -> None:
         console.print(line, markup=False, soft_wrap=True)
     if here["threads"] > 1:
         console.print(
-            "While other work keeps the cores busy, set OMP_NUM_THREADS=1: threads that "
-            "wait for each other cost more than they bring.",
+            "While other work keeps the cores busy, set OMP_NUM_THREADS=1: threads "
+            "that wait for each other cost more than they bring.",
             soft_wrap=True,
         )
