@@ -130,10 +130,8 @@ def figures(page: Page) -> Iterator[Problem]:
 def sources(page: Page) -> Iterator[Problem]:
     """Every term stands in the glossary, every citation in the bibliography."""
     chapters = page.root / "chapters"
-    terms = {term.lower() for term in glossary_terms(_text(chapters / "glossary.md"))}
-    keys = set(
-        re.findall(r"^@\w+\{([^,\s]+)", _text(chapters / "references.bib"), re.M)
-    )
+    terms = {term.lower() for term in glossary_terms(text_of(chapters / "glossary.md"))}
+    keys = citation_keys(text_of(chapters / "references.bib"))
     for cell in page.chapter.cells:
         if cell.kind != "markdown":
             continue
@@ -215,7 +213,9 @@ def contract(page: Page) -> Iterator[Problem]:
         yield page.problem(None, 'no cell of "Check it" calls check("part", Part)')
     moved = page.chapter.text_of("What moved into the core")
     target = page.root / PACKAGE / f"{page.chapter.module}.py"
-    public = re.search(r"^__all__ = (\[.*?\])", _text(target), re.DOTALL | re.MULTILINE)
+    public = re.search(
+        r"^__all__ = (\[.*?\])", text_of(target), re.DOTALL | re.MULTILINE
+    )
     for name in ast.literal_eval(public[1]) if public else ():
         if not re.search(rf"`[^`]*\b{name}\b[^`]*`", moved):
             yield page.problem(
@@ -223,7 +223,13 @@ def contract(page: Page) -> Iterator[Problem]:
             )
 
 
-def _text(path: Path) -> str:
+def citation_keys(text: str) -> list[str]:
+    """The keys of a bibliography, in its order."""
+    return re.findall(r"^@\w+\{([^,\s]+)", text, re.MULTILINE)
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, empty without one."""
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ def book_problems(root: Path) -> Iterator[Problem]:
             owner = figures.setdefault(figure.name, path.stem)
             if figure.name and owner != path.stem:
                 yield page.problem(cell, f"{owner} has a figure {figure.name} too")
+    yield from unsorted(root)
     listed = contents(root)
     for path in paths:
         if f"chapters/{path.stem}" not in listed:
@@ -107,6 +109,19 @@ def book_problems(root: Path) -> Iterator[Problem]:
     for name in listed:
         if not any((root / f"{name}{end}").exists() for end in (".md", ".ipynb")):
             yield Problem("_toc.yml", f"lists {name}, which is not there")
+
+
+def unsorted(root: Path) -> Iterator[Problem]:
+    """Glossary and bibliography are kept in order, so that nothing is added twice."""
+    terms = anatomy.glossary_terms(anatomy.text_of(root / "chapters" / "glossary.md"))
+    keys = anatomy.citation_keys(anatomy.text_of(root / "chapters" / "references.bib"))
+    lists = {"glossary.md": [t.lower() for t in terms], "references.bib": keys}
+    for name, entries in lists.items():
+        for before, after in itertools.pairwise(entries):
+            if after == before:
+                yield Problem(f"chapters/{name}", f"{after!r} stands there twice")
+            elif after < before:
+                yield Problem(f"chapters/{name}", f"{after!r} belongs above {before!r}")
 
 
 def contents(root: Path) -> list[str]:

@@ -452,6 +452,18 @@ def test_a_table_of_contents_that_lists_what_is_not_there(book):
     assert texts == ["_toc.yml: lists chapters/02_gone, which is not there"]
 
 
+def test_a_glossary_and_bibliography_out_of_order(book):
+    chapters = book.root / "chapters"
+    glossary = "```{glossary}\nbeta\n  B.\n\nAlpha\n  A.\n\nAlpha\n  A.\n```\n"
+    (chapters / "glossary.md").write_text(glossary)
+    (chapters / "references.bib").write_text("@misc{b,\n}\n@misc{a,\n}\n")
+    assert [str(p) for p in book_problems(book.root)] == [
+        "chapters/glossary.md: 'alpha' belongs above 'beta'",
+        "chapters/glossary.md: 'alpha' stands there twice",
+        "chapters/references.bib: 'a' belongs above 'b'",
+    ]
+
+
 def test_an_empty_book_fails(tmp_path):
     (tmp_path / "chapters").mkdir()
     with pytest.raises(BookError, match="no chapters/NN_name"):
