@@ -1,0 +1,60 @@
+"""Graders of chapter 09's exercises."""
+
+import math
+
+from littlelm_core import check
+from littlelm_core.schedule import cosine
+
+
+def exercise_9_1(answer):
+    """Mean multiplier of a whole run."""
+    for total, warmup, floor in (
+        (1000, 50, 0.0), (1000, 0, 0.1), (300, 300, 0.0), (500, 100, 1.0), (40, 10, 0.5),
+    ):  # fmt: skip
+        wanted = sum(cosine(s, total, warmup, floor) for s in range(total)) / total
+        got = answer(total, warmup, floor)
+        assert math.isclose(got, wanted, rel_tol=0.01), (
+            f"total={total} warmup={warmup} floor={floor}: {got:.4f}, not {wanted:.4f}"
+        )
+
+
+def exercise_9_2(answer):
+    """The warm-up that starts at zero."""
+    for warmup in (1, 4, 100):
+        first, last = answer(warmup)
+        assert first == 0, f"step 0 of warmup {warmup} is 0 / {warmup}"
+        assert math.isclose(last, (warmup - 1) / warmup), (
+            f"the last warm-up step is {warmup - 1} / {warmup}, not {last}"
+        )
+
+
+def exercise_9_3(answer):
+    """The step at which a rate is reached."""
+    for total, warmup, floor, share in (
+        (1000, 100, 0.0, 0.5), (1000, 0, 0.1, 0.55), (777, 33, 0.05, 0.2),
+        (100, 10, 0.0, 0.9),
+    ):  # fmt: skip
+        wanted = next(
+            s
+            for s in range(warmup, total + 1)
+            if cosine(s, total, warmup, floor) <= share + 1e-12
+        )
+        got = answer(total, warmup, floor, share)
+        assert abs(got - wanted) <= (1 if floor else 0), (
+            f"total={total} warmup={warmup} floor={floor} share={share}: step {got}, "
+            f"not {wanted}"
+        )
+
+
+def exercise_9_4(answer):
+    """A linear schedule that keeps the contract."""
+    answer(0, 10, warmup=2)
+    failed = [
+        result
+        for result in check.run_contract("schedule", answer)
+        if not result.ok and result.test != "test_half_way_down_is_the_middle"
+    ]
+    assert not failed, f"{failed[0].test}: {failed[0].message}"
+    for step, wanted in ((9, 1.0), (10, 1.0), (15, 0.6), (19, 0.28), (20, 0.2)):
+        got = answer(step, 20, warmup=10, floor=0.2)
+        assert math.isclose(got, wanted), f"step {step}: {got}, a line gives {wanted}"
