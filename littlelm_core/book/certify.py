@@ -125,7 +125,7 @@ def unsorted(root: Path) -> Iterator[Problem]:
 
 
 def contents(root: Path) -> list[str]:
-    """The files that _toc.yml names, in their order."""
+    """The files that _toc.yml names in their order, the site's first page first."""
     path = root / "_toc.yml"
     if not path.exists():
         raise BookError(f"no {path}: the site needs its table of contents")
@@ -134,7 +134,7 @@ def contents(root: Path) -> list[str]:
     def walk(node: Any) -> Iterator[str]:
         if isinstance(node, dict):
             for key, value in node.items():
-                if key in ("root", "file"):
+                if key == "file":
                     yield str(value)
                 else:
                     yield from walk(value)
@@ -142,4 +142,4 @@ def contents(root: Path) -> list[str]:
             for item in node:
                 yield from walk(item)
 
-    return list(walk(table))
+    return [str(table["root"]), *walk(table)]
