@@ -340,9 +340,10 @@ def write_checkpoint(
         temporary.rename(final)
         _flush(final.parent)
     except (OSError, RuntimeError, SafetensorError) as error:
+        free = shutil.disk_usage(run_dir).free / 1e6
         raise CheckpointError(
-            f"cannot write {final}: {error}; earlier checkpoints are whole: free some "
-            "space and run the same command again"
+            f"cannot write {final}, {free:,.1f} MB of space are free ({error}): the "
+            "earlier ones are whole, make room and run the same command again"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

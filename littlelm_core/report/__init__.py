@@ -1,6 +1,6 @@
 """How a run shows itself: its log, the terminal, the live page, and the baselines."""
 
-from littlelm_core.report.baselines import baselines, comparison
+from littlelm_core.report.baseline import baselines, comparison
 from littlelm_core.report.callbacks import Callback, TensorBoard
 from littlelm_core.report.log import (
     MetricsLog,

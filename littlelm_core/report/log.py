@@ -91,9 +91,10 @@ class MetricsLog:
         record = {"event": event, "step": step, **fields}
         self.records.append(record)
         if self.writes:
+            line = json.dumps(record, allow_nan=False) + "\n"
             try:
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(record, allow_nan=False) + "\n")
+                    file.write(line)
             except OSError as error:
                 raise LittleLMError(
                     f"cannot write {self.path}: {error}: make room and run the same "

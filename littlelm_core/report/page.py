@@ -288,7 +288,7 @@ def _axes(label: str) -> Any:
     axes.set_ylabel(label, color=INK)
     axes.set_xlabel("optimizer step", color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    axes.tick_params(colors=INK)
+    axes.tick_params(which="both", colors=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
@@ -358,7 +358,8 @@ def _loss_chart(
     if len(finite) > 20:  # the first steps would squeeze all others into a line
         top = max(float(np.quantile(finite, 0.95)), *(scores or [0.0]))
         bottom = min(float(finite.min()), *(scores or [float(finite.min())]))
-        axes.set_ylim(bottom - 0.05 * (top - bottom), top + 0.15 * (top - bottom))
+        margin = max(0.1 * (top - bottom), 0.01)
+        axes.set_ylim(bottom - margin, top + margin)
     _legend(axes)
     return _svg(axes, "Loss of the training steps and of validation")
 
