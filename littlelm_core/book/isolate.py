@@ -98,12 +98,16 @@ def copy_earlier(chapter: Chapter, root: Path, home: Path) -> list[str]:
         if path.stem[:2] < chapter.path.stem[:2]:
             earlier.append(read_chapter(path).module)
     names = ["__init__", *HAND_WRITTEN, *earlier]
-    copied = [name for name in names if (source / f"{name}.py").exists()]
-    for name in copied:
-        shutil.copy(source / f"{name}.py", package)
-    for folder in ("runs",):
-        if (source / folder).is_dir():
-            shutil.copytree(source / folder, package / folder)
+    copied = []
+    for name in [*names, "runs"]:
+        file, folder = source / f"{name}.py", source / name
+        if file.exists():
+            shutil.copy(file, package)
+        elif folder.is_dir():
+            shutil.copytree(folder, package / name)
+        else:
+            continue
+        copied.append(name)
     for name in ("chapters", "tests", "data", "pyproject.toml"):
         if (root / name).exists():
             (home / name).symlink_to(root / name)

@@ -226,6 +226,14 @@ def test_a_run_alone_has_the_earlier_module_and_its_own_definitions(book):
     assert list(alone(Page(read_chapter(book.second), book.root))) == []
 
 
+def test_a_run_alone_has_the_hand_written_modules(book):
+    report = book.root / "littlelm_core" / "report"
+    report.mkdir()
+    (report / "__init__.py").write_text("X = 1\n")
+    book.add_cell("from littlelm_core.report import X\nassert X == 1")
+    assert list(alone(Page(read_chapter(book.second), book.root))) == []
+
+
 # ---- The spine
 
 
