@@ -15,6 +15,7 @@ end         status "finished", "interrupted" or "failed", and then the error
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import inspect
