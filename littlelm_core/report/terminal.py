@@ -156,4 +156,3 @@ class Progress:
         )
         if result.interrupted:
             self.say("saved; the same command goes on from here")
-        self.say(f"page: {result.run_dir / 'report.html'}")
