@@ -3,8 +3,8 @@
 
 A run reads each token once, in an order that nobody may depend on but everybody must be
 able to repeat. Without a format that refuses what it does not understand, a wrong
-vocabulary trains silently on noise; without packing, a third of the machine computes
-on padding; without a loader whose whole state is three numbers, a killed run reads
+vocabulary trains silently on noise; without packing, much of the machine computes on
+padding; without a loader whose whole state is four small values, a killed run reads
 some text twice and some never.
 
 What the hardware wants: files that are mapped, not loaded; few, large, sequential
@@ -19,6 +19,7 @@ import math
 import os
 import re
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,8 +42,11 @@ __all__ = [
     "MAGIC",
     "PLAN_VERSION",
     "PackReport",
+    "Piece",
+    "Pieces",
     "RESTS",
     "RowPlan",
+    "RowWriter",
     "Shard",
     "ValidationRows",
     "atomic_file",
@@ -66,7 +70,6 @@ __all__ = [
 MAGIC = b"LLMSHARD"
 FORMAT_VERSION = 1
 BLOCK = 65_536  # ids under one checksum: small enough to check only what is read
-
 # magic, version, header bytes, bytes of an id, ids of a block, vocabulary, documents,
 # tokens, digest of this header and of the footer; 64 bytes, little-endian
 HEADER = struct.Struct("<8sIIIIQQQ16s")
@@ -289,6 +292,48 @@ class PackReport:
 _COUNTS = ("documents", "tokens", "rows", "dropped", "added")
 
 
+class Piece(NamedTuple):
+    """What is left of a document: the ids from `at` to `stop`; it starts at `head`."""
+
+    head: int
+    at: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """The ids it takes in a row: its own, and a BOS before a later piece."""
+        return self.stop - self.at + (self.at > self.head)
+
+
+class Pieces:
+    """Pieces waiting for a row: a stack for each size, a bit for each that has some."""
+
+    def __init__(self, width: int):
+        self.stacks: list[list[Piece]] = [[] for _ in range(width + 1)]
+        self.present = 0
+
+    def add(self, piece: Piece) -> None:
+        """Let a piece of at most `width` ids wait."""
+        self.stacks[piece.size].append(piece)
+        self.present |= 1 << piece.size
+
+    def take(self, size: int) -> Piece:
+        """Return the last piece added of this size; it waits no longer."""
+        piece = self.stacks[size].pop()
+        if not self.stacks[size]:
+            self.present ^= 1 << size
+        return piece
+
+    def longest(self, room: int | None = None) -> int:
+        """Return the largest size there is, or that fits into `room`; 0: none."""
+        bits = self.present if room is None else self.present & ((2 << room) - 1)
+        return max(0, bits.bit_length() - 1)
+
+    def shortest(self) -> int:
+        """Return the smallest size there is; 0: none."""
+        return max(0, (self.present & -self.present).bit_length() - 1)
+
+
 class RowPlan(NamedTuple):
     """Which pieces of the documents make up which row; row r is segments
     first_R[r] … first_R[r + 1] - 1, each `length` ids from `start` on."""
@@ -299,6 +344,45 @@ class RowPlan(NamedTuple):
     report: PackReport
 
 
+class RowWriter:
+    """Collects the segments of a plan, row after row of `width` ids."""
+
+    def __init__(self, width: int):
+        self.width = self.room = width
+        self.first, self.start, self.length = [0], [], []
+        self.added = self._added = 0
+
+    def put(self, piece: Piece) -> Piece:
+        """Put into the row what fits of a piece; return what is left of it."""
+        head, at, stop = piece
+        if at > head:  # a later piece: the document's own BOS stands before it
+            self._segment(head, 1)
+            self._added += 1
+        taken = min(stop - at, self.room)
+        if taken:
+            self._segment(at, taken)
+        return Piece(head, at + taken, stop)
+
+    def _segment(self, start: int, length: int) -> None:
+        self.start.append(start)
+        self.length.append(length)
+        self.room -= length
+
+    def close(self) -> None:
+        """End the row; what is not closed does not count."""
+        self.first.append(len(self.start))
+        self.added, self.room = self._added, self.width
+
+    def plan(self, offsets: Sequence[int]) -> RowPlan:
+        """Return the rows that were closed, as a plan with its report."""
+        last, tokens = self.first[-1], offsets[-1] - offsets[0]
+        parts = self.first, self.start[:last], self.length[:last]
+        first_R, start_S, length_S = (np.array(p, np.int64) for p in parts)
+        dropped = tokens + self.added - int(length_S.sum())
+        counts = len(offsets) - 1, tokens, len(self.first) - 1, dropped, self.added
+        return RowPlan(first_R, start_S, length_S, PackReport(*counts))
+
+
 RESTS = ("drop", "keep")
 
 
@@ -307,73 +391,33 @@ def plan_rows(offsets_D: np.ndarray, row_len: int, rest: str = "drop") -> RowPla
 
     Each row takes the longest piece that still fits, again and again. When nothing
     fits, one is cut: with rest = "drop" the shortest, and what is cut off is dropped,
-    so that each piece is the start of a document (the rule of nanochat); with "keep"
-    the longest, and what is cut off goes on in another row behind a BOS of its own.
-    Ids that do not fill a last row are dropped. Same offsets, same plan.
+    so that each piece is the start of a document (the rule of nanochat, there over a
+    small buffer); with "keep" the longest, and what is cut off goes on in another row
+    behind a BOS of its own. Ids that do not fill a last row are dropped.
     Raises DataError: row_len < 1, an unknown rule.
     """
     if row_len < 1 or rest not in RESTS:
         raise DataError(f"row_len = {row_len} (>= 1), rest = {rest!r} (drop or keep)")
     width, keep = row_len + 1, rest == "keep"
     offsets = [int(o) for o in offsets_D]
-    first, start, length, added = [0], [], [], 0
-    # waiting[n]: pieces of n ids, as (first id of the document, next id, its last + 1)
-    waiting: list[list[tuple[int, int, int]]] = [[] for _ in range(width + 1)]
-    present = 0  # bit n is set when a piece of n ids waits
-
-    def place(head: int, at: int, stop: int, room: int) -> int:
-        """Put at most `room` ids of a piece into the row; return the next id."""
-        nonlocal added
-        if at > head:  # a later piece: the document's own BOS stands before it
-            start.append(head)
-            length.append(1)
-            added += 1
-            room -= 1
-        taken = min(stop - at, room)
-        if taken:
-            start.append(at)
-            length.append(taken)
-        return at + taken
-
-    def wait(head: int, at: int, stop: int) -> int:
-        size = stop - at + (at > head)
-        waiting[size].append((head, at, stop))
-        return 1 << size
-
+    rows, pieces = RowWriter(width), Pieces(width)
     for stop, head in pairwise(reversed(offsets)):  # so that the first waits on top
-        at = head
-        while stop - at + (at > head) > width and (keep or at == head):
-            at = place(head, at, stop, width)
-            first.append(len(start))
-        if stop > at and (keep or at == head):
-            present |= wait(head, at, stop)
-    while present:
-        room, undo = width, (len(start), added)
-        while room and present:
-            fits = present & ((2 << room) - 1)
-            if fits:
-                size = fits.bit_length() - 1
-            else:
-                size = (
-                    present.bit_length() if keep else (present & -present).bit_length()
-                )
-                size -= 1
-            head, at, stop = waiting[size].pop()
-            if not waiting[size]:
-                present ^= 1 << size
-            at = place(head, at, stop, room)
-            room -= min(size, room)
-            if keep and at < stop:
-                present |= wait(head, at, stop)
-        if room:  # nothing is left to fill this row
-            del start[undo[0] :], length[undo[0] :]
-            added = undo[1]
-        else:
-            first.append(len(start))
-    tokens, rows = offsets[-1] - offsets[0], len(first) - 1
-    dropped = tokens + added - rows * width
-    report = PackReport(len(offsets) - 1, tokens, rows, dropped, added)
-    return RowPlan(*(np.array(a, np.int64) for a in (first, start, length)), report)
+        piece = Piece(head, head, stop)
+        while piece.size > width and (keep or piece.at == head):
+            piece = rows.put(piece)
+            rows.close()
+        if piece.at < stop and (keep or piece.at == head):
+            pieces.add(piece)
+    while pieces.present:
+        size = pieces.longest(rows.room)
+        if not size:
+            size = pieces.longest() if keep else pieces.shortest()
+        piece = rows.put(pieces.take(size))
+        if keep and piece.at < piece.stop:
+            pieces.add(piece)
+        if rows.room == 0:
+            rows.close()
+    return rows.plan(offsets)
 
 
 def pack_best_fit(
@@ -414,7 +458,7 @@ def fill_row(
     return at
 
 
-# ---- The loader
+# ---- A plan that is kept
 
 PLAN_VERSION = 1  # raise it when plan_rows changes its mind: old plans are made again
 
@@ -446,8 +490,11 @@ def load_plan(shard: Shard, row_len: int, rest: str = "drop") -> RowPlan:
     return plan
 
 
+# ---- The order of an epoch
+
+
 def _mix(x_N: np.ndarray, key: int) -> np.ndarray:
-    """Scramble 64-bit numbers (the finalizer of SplitMix64, Steele et al., 2014)."""
+    """Scramble 64-bit numbers (the finalizer of SplitMix64; Steele et al., 2014)."""
     z = x_N.astype(np.uint64) + np.uint64(key)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -481,6 +528,9 @@ def permute(index_N: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray
         result_N[outside] = (high * np.uint64(low_size) + low).astype(np.int64)
         outside = outside[result_N[outside] >= size]
     return result_N
+
+
+# ---- The loader
 
 
 def open_shards(shards: Iterable[Shard | str | Path]) -> list[Shard]:
@@ -562,6 +612,13 @@ class Loader:
                 f"the data gives {self.rows} rows of {row_len + 1} ids "
                 f"({self.report.tokens:,} tokens), fewer than one batch of "
                 f"{world * batch_rows}: add text, or lower the rows or the context"
+            )
+        if self.report.dropped_share > 0.5 and rank == 0:
+            warnings.warn(
+                f"packing drops {self.report.dropped_share:.0%} of the tokens: most "
+                f"documents are longer than {row_len} tokens; loader.rest = 'keep' "
+                "goes on with their rests",
+                stacklevel=2,
             )
         names = [str(PLAN_VERSION), str(row_len), rest]
         names += [s.fingerprint for s in self.shards]
@@ -657,25 +714,16 @@ def plan_in_order(offsets_D: np.ndarray, row_len: int) -> RowPlan:
     Nothing is dropped: what does not fit a row goes on in the next behind a BOS, so
     each id that is not the first of a document is a target exactly once.
     """
-    width, offsets = row_len + 1, [int(o) for o in offsets_D]
-    first, start, length, added, room = [], [], [], 0, 0
+    rows, offsets = RowWriter(row_len + 1), [int(o) for o in offsets_D]
     for head, stop in pairwise(offsets):
-        at = head
-        while at < stop:
-            if room == 0:
-                first.append(len(start))
-                room = width
-            if at > head:
-                start.append(head)
-                length.append(1)
-                added, room = added + 1, room - 1
-            taken = min(stop - at, room)
-            start.append(at)
-            length.append(taken)
-            at, room = at + taken, room - taken
-    report = PackReport(len(offsets) - 1, offsets[-1], len(first), 0, added)
-    first.append(len(start))
-    return RowPlan(*(np.array(a, np.int64) for a in (first, start, length)), report)
+        piece = Piece(head, head, stop)
+        while piece.at < stop:
+            piece = rows.put(piece)
+            if rows.room == 0:
+                rows.close()
+    if rows.room < rows.width:
+        rows.close()
+    return rows.plan(offsets)
 
 
 class ValidationRows:
