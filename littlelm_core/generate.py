@@ -467,7 +467,7 @@ def stream_text(
     """
     ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     special = tokenizer.special_ids
-    new = stream(model, ids, max_new_tokens, special.values(), **settings)
+    new = stream(model, ids, max_new_tokens, stop=special.values(), **settings)
     return cut_at_stop(_pieces(tokenizer, new), [s for s in stop if s not in special])
 
 
