@@ -26,17 +26,23 @@ from littlelm_core.book.execute import CELL_SECONDS, ENVIRONMENT, SEEDS
 
 # Stands for a notebook's kernel. A contract may import names of the part's own module;
 # here these are the chapter's own definitions, since that module does not exist yet.
+# Who asks whether it exists (the registry) hears no until its last exported cell ran.
 RUNNER = """
-import importlib.machinery, json, linecache, sys, types
+import importlib.machinery, importlib.util, json, linecache, sys, types
 {seeds}
 _cells = json.loads(open(sys.argv[1], encoding="utf-8").read())
-_module = sys.argv[2]
+_module, _last = sys.argv[2], int(sys.argv[3])
+_number = 0
 if _module:
     import littlelm_core
     _twin = types.ModuleType(_module)
     _twin.__spec__ = importlib.machinery.ModuleSpec(_module, None)
     _twin.__getattr__ = lambda name: getattr(sys.modules["__main__"], name)
     sys.modules[_module] = _twin
+    _find = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, package=None: (
+        None if name == _module and _number <= _last else _find(name, package)
+    )
 for _number, _source in _cells:
     _name = f"<code cell {{_number}}>"
     _lines = [line + "\\n" for line in _source.splitlines()]
@@ -61,7 +67,9 @@ def run_alone(chapter: Chapter, root: Path) -> tuple[int | None, str] | None:
         script, source = home / "run_alone.py", home / "cells.json"
         script.write_text(RUNNER.format(seeds=SEEDS), encoding="utf-8")
         source.write_text(json.dumps(cells), encoding="utf-8")
-        command = [sys.executable, str(script), str(source), _own_module(chapter)]
+        last = max((c.number or 0 for c in chapter.code_cells if c.exported), default=0)
+        command = [sys.executable, str(script), str(source)]
+        command += [f"{PACKAGE}.{chapter.module}", str(last)]
         environment = {
             **os.environ,
             **ENVIRONMENT,
@@ -83,10 +91,6 @@ def run_alone(chapter: Chapter, root: Path) -> tuple[int | None, str] | None:
     if done.returncode == 0:
         return None
     return _reason(done.stderr, done.returncode)
-
-
-def _own_module(chapter: Chapter) -> str:
-    return f"{PACKAGE}.{chapter.module}"
 
 
 def copy_earlier(chapter: Chapter, root: Path, home: Path) -> list[str]:

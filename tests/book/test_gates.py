@@ -4,6 +4,7 @@ import re
 
 import nbformat
 import pytest
+import sample
 
 from littlelm_core.book import BookError, check, execute
 from littlelm_core.book.certify import alone, book_problems
@@ -222,6 +223,22 @@ def test_a_run_alone_has_the_earlier_module_and_its_own_definitions(book):
         "assert own.twice is twice and earlier.double(2) == 4\n"
         "import os, inspect\nassert os.path.exists('course.mplstyle')\n"
         "assert 'Return what' in inspect.getsource(twice)"
+    )
+    assert list(alone(Page(read_chapter(book.second), book.root))) == []
+
+
+def test_in_a_run_alone_the_own_module_exists_once_the_chapter_has_built_it(book):
+    probe = "import importlib.util\nfound = importlib.util.find_spec"
+    book.change(
+        book.second,
+        "### The function",
+        sample.cell(f"{probe}\nassert found('littlelm_core.twice') is None")
+        + "### The function",
+    )
+    book.add_cell(
+        f"{probe}\nassert found('littlelm_core.twice') is not None\n"
+        "assert found('littlelm_core.doubling') is not None\n"
+        "assert found('littlelm_core.later') is None"
     )
     assert list(alone(Page(read_chapter(book.second), book.root))) == []
 
