@@ -97,7 +97,7 @@ def encoding(quick: bool = False) -> list[Row]:
 
 def loader(quick: bool = False) -> list[Row]:
     """Packing documents into rows, and reading packed rows with their checksums."""
-    count, row_len, batch = (400, 128, 8) if quick else (20_000, 1024, 32)
+    count, row_len, batch = (400, 1024, 8) if quick else (20_000, 1024, 32)
     draw = np.random.default_rng(1)
     # Lengths as web text has them: many short documents, few long ones.
     lengths = np.minimum(draw.lognormal(5.7, 1.0, count).astype(int) + 2, 50_000)
