@@ -5,6 +5,7 @@ folder, from a clone of this repository, when LITTLELM_README=1. That takes minu
 second block is this very test suite, without this test), so CI sets it once.
 """
 
+import json
 import os
 import re
 import shlex
@@ -176,3 +177,20 @@ def torch_version():
     import torch
 
     return torch.__version__
+
+
+def test_the_picture_is_the_chapters_own():
+    # GitHub shows no notebook outputs on the front page, so the README has a copy.
+    text = README.read_text(encoding="utf-8")
+    picture = re.search(r"!\[(.+?)\]\((.+?)\)", text, re.S)
+    assert picture, "the README shows no picture"
+    assert len(picture[1]) > 40, "the picture needs an alt text"
+    notebook = json.loads((ROOT / "chapters/00_config.ipynb").read_text("utf-8"))
+    figures = [
+        "".join(output["data"]["image/svg+xml"]).rstrip()
+        for cell in notebook["cells"]
+        for output in cell.get("outputs", [])
+        if "image/svg+xml" in output.get("data", {})
+    ]
+    copy = (ROOT / picture[2]).read_text(encoding="utf-8").rstrip()
+    assert copy == figures[0], "copy chapter 00's first figure to " + picture[2]
