@@ -165,22 +165,35 @@ def _batches(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[list[s
         yield batch
 
 
+def _worker_context() -> Any:
+    """Return how to start workers; None where they could not find this code.
+
+    A forked worker needs no main guard in the caller's script, and has what a notebook
+    defined. On macOS a fork is less safe, so there only for a notebook.
+    """
+    notebook = __name__ == "__main__"
+    if "fork" in multiprocessing.get_all_start_methods() and (
+        notebook or sys.platform == "linux"
+    ):
+        return multiprocessing.get_context("fork")
+    return None if notebook else multiprocessing.get_context()
+
+
 def count_words(
     texts: Iterable[str], pattern: str = SPLIT_PATTERN, workers: int = 1
 ) -> Counter[str]:
     """Count the pieces of all texts, which are read once and never held together.
 
-    workers: processes that cut and count; the result does not depend on them.
+    workers: processes that cut and count; the result does not depend on them. Where
+    Python starts processes afresh (Windows), a script needs its main guard.
     Raises TypeError for a single string in place of an iterable of strings.
     """
     if isinstance(texts, str | bytes):
         raise TypeError("texts is one text, not an iterable of texts: pass [text]")
-    if workers <= 1:
+    context = _worker_context()
+    if workers <= 1 or context is None:
         return _count(texts, pattern)
     counts: Counter[str] = Counter()
-    # Forked workers also know what a notebook or a script without a main guard defined.
-    method = "fork" if sys.platform == "linux" else None
-    context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         pending = deque()
         for batch in _batches(texts):
