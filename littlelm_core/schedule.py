@@ -33,9 +33,9 @@ def check_phases(step: int, total: int, **phases: int) -> None:
     if total < 1:
         raise ConfigError("schedule.total = 0: a run has at least 1 step")
     if sum(phases.values()) > total:
-        parts = " + ".join(f"{name} = {value}" for name, value in phases.items())
         raise ConfigError(
-            f"schedule: {parts} do not fit into total = {total} steps: shorten a phase"
+            f"schedule: {' + '.join(phases)} = {sum(phases.values())} exceeds total = "
+            f"{total} steps: shorten a phase"
         )
 
 
