@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,7 @@ from littlelm_core.shards import FORMAT_VERSION, Shard, atomic_file, write_shard
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 SPLITS = ("train", "validation")
+OWN_NAME = re.compile(r"(train|validation)-[a-z0-9_]+-\d{5}(-\d{2,})?\.shard")
 PART_BYTES = 64_000_000
 IN_PROCESS_BYTES = 8_000_000  # less than this is not worth a second process
 SHARD_TOKENS = 50_000_000  # a part with more becomes several shards
@@ -276,7 +278,7 @@ def prepare(
     workers = workers or os.cpu_count() or 1
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for left in out.glob(".*.tmp"):  # of a run that was killed
+        for left in out.glob(".*.shard.*.tmp"):  # of a run that was killed
             left.unlink(missing_ok=True)
         tokenizer.save(out / "tokenizer.json")
         while True:
@@ -294,7 +296,7 @@ def prepare(
             options = Options(text_key, share, shard_tokens)
         keep = {s["name"] for d in manifest["domains"].values() for s in _shards(d)}
         for path in out.glob("*.shard"):  # of sources that are no longer named
-            if path.name not in keep:
+            if OWN_NAME.fullmatch(path.name) and path.name not in keep:
                 path.unlink()
         write_json(out / MANIFEST, manifest)
     except OSError as error:
