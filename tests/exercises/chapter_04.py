@@ -28,8 +28,8 @@ def exercise_4_2(answer):
         got = answer(logits.detach().clone(), targets, softcap)
         assert got.shape == (7, 11), f"one number a logit, not {tuple(got.shape)}"
         assert torch.allclose(got, logits.grad, atol=1e-6), (
-            f"softcap {softcap}: off by {(got - logits.grad).abs().max():.2g}; mind the "
-            "slope of tanh and the mean"
+            f"softcap {softcap}: off by {(got - logits.grad).abs().max():.2g}; mind "
+            "the slope of tanh and the mean"
         )
 
 
@@ -42,7 +42,9 @@ def exercise_4_3(answer):
         got = answer(x, weight, targets, chunk)
         assert torch.allclose(got, wanted, atol=1e-4), f"chunk {chunk}: wrong losses"
     large = answer(200 * x, weight, targets, 7)
-    assert torch.isfinite(large).all(), "large logits overflow: keep the running maximum"
+    assert torch.isfinite(large).all(), (
+        "large logits overflow: keep the running maximum"
+    )
     wide = torch.randn(2, 6), torch.randn(4000, 6)
     seen = []
 

@@ -9,7 +9,8 @@ from littlelm_core.schedule import cosine
 def exercise_9_1(answer):
     """Mean multiplier of a whole run."""
     for total, warmup, floor in (
-        (1000, 50, 0.0), (1000, 0, 0.1), (300, 300, 0.0), (500, 100, 1.0), (40, 10, 0.5),
+        (1000, 50, 0.0), (1000, 0, 0.1), (300, 300, 0.0), (500, 100, 1.0),
+        (40, 10, 0.5),
     ):  # fmt: skip
         wanted = sum(cosine(s, total, warmup, floor) for s in range(total)) / total
         got = answer(total, warmup, floor)
