@@ -518,7 +518,7 @@ def sample_text(
         logits_V = model(ids_1T)[0, -1, : tokenizer.vocab_size].float().cpu()
         p_V = (logits_V / temperature).softmax(-1)
         drawn = int(torch.multinomial(p_V, 1, generator=generator))
-        if drawn in tokenizer.special_ids:
+        if drawn in tokenizer.special_ids.values():
             break
         ids.append(drawn)
     return tokenizer.decode(ids[start:])
