@@ -195,7 +195,7 @@ def test_bf16_is_rounded_once(part):
     turned = part.apply_rope(x, cos, sin)
     assert turned.dtype == torch.bfloat16, f"bf16 in, {turned.dtype} out"
     exact = part.apply_rope(x.double(), cos.double(), sin.double())
-    # One rounding to 8 bits: at most 2^-9 of the value. Tables or products in bf16
+    # One rounding to 8 bits: at most 2^-8 of the value. Tables or products in bf16
     # round three times more.
     error = ((turned.double() - exact).abs() / exact.abs().clamp(min=1e-2)).max()
     assert error <= 2**-8, f"relative error {error:.4f}: products are not in fp32"
