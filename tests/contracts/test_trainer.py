@@ -21,9 +21,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from littlelm_core.config import CheckpointError, ConfigError, LittleLMError, RunConfig
+from littlelm_core.config import (
+    CheckpointError,
+    ConfigError,
+    LittleLMError,
+    RunConfig,
+    load_object,
+)
 from littlelm_core.ingest import Prepared
-from littlelm_core.schedule import cosine
 from littlelm_core.shards import write_shard
 from littlelm_core.tokenizer import Tokenizer
 
@@ -35,10 +40,13 @@ FOLDER = tempfile.TemporaryDirectory()  # removed when the process ends
 OWN_PARTS = '''
 """Parts of a run, as somebody who trains would write them."""
 
+import math
 import os
-import signal
 
 import torch
+
+from littlelm_core.config import ConfigError
+
 
 class Ragged:
     """Three batches with very different numbers of valid targets, then the end."""
@@ -113,7 +121,21 @@ class NotFinite:
 
 def flat(step, total, level: float = 1.0):
     return level
+
+
+def cosine(step, total, warmup: int = 0):
+    if warmup > total:
+        raise ConfigError(f"warmup = {warmup} is longer than total = {total}")
+    if step < warmup:
+        return (step + 1) / warmup
+    x = (step - warmup) / max(total - warmup, 1)
+    return (1 + math.cos(math.pi * min(x, 1))) / 2
 '''
+
+
+def cosine(step, total, warmup):
+    """What the run's own schedule, of the file above, gives."""
+    return load_object(f"{own_parts()}:cosine")(step, total, warmup)
 
 
 def home(part):
@@ -178,7 +200,7 @@ def make_run(folder, **keys):
         },
         "tokenizer": {"use": "bpe", "vocab_size": 262},
         "optimizer": {"use": "torch.optim:AdamW", "lr": 0.01, "weight_decay": 0.1},
-        "schedule": {"use": "cosine", "warmup": 2},
+        "schedule": use("cosine", warmup=2),
         "precision": {"use": "autocast", "dtype": "fp32"},
     }
     for key, value in keys.items():
