@@ -145,6 +145,26 @@ def test_damage_is_found_and_named(part):
             part.Shard(Path(folder) / "none.shard")
 
 
+def test_a_file_of_many_blocks(part):
+    """Checksums are kept in blocks: each is read, and each is looked at."""
+    documents = _documents(60, 4000, seed=3)
+    size = sum(map(len, documents))
+    assert size > 3 * 65_536
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "train-a-00000.shard"
+        shard = part.write_shard(path, documents, size + 1)
+        for i in (0, 31, 59, 30, 1):  # in any order, over the borders of blocks
+            assert shard[i].tolist() == documents[i], f"document {i} is another"
+        raw = path.read_bytes()
+        start = raw.index(np.array(documents[40], "<u4").tobytes())
+        assert start > 2 * 65_536 * 4
+        one = start + 8  # a byte of its third id
+        path.write_bytes(_damaged(raw, lambda r: r.__setitem__(one, r[one] ^ 4)))
+        whole = part.Shard(path)
+        assert whole[0].tolist() == documents[0], "far from the damage all is well"
+        _refused(lambda: whole[40], "a wrong id of the third block was handed out")
+
+
 def test_another_format_version_is_refused_by_name(part):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.shard"

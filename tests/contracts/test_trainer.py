@@ -851,6 +851,11 @@ def test_looking_at_a_run_does_not_change_it(part):
         samples = records(folder / "watched", "sample")
         assert {s["domain"] for s in samples} == {"a", "b"}
         assert [s["step"] for s in samples][::2] == [2, 4, 6, 8]
+        assert any(s["text"] for s in samples), "the samples are empty"
+        scores = records(folder / "watched", "validation")
+        tokens = [r["domains"]["overall"]["tokens"] for r in scores]
+        assert [r["whole"] for r in scores] == [False] * 7 + [True]
+        assert max(tokens[:-1]) < tokens[-1], "the last step scores the whole split"
         seen = trainer.callbacks[0].seen
         assert seen[:4] == ["start", 1, "validation", 2], seen
         assert seen[-1] == "end"
