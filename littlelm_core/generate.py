@@ -218,6 +218,140 @@ def steps(
         model.train(training)
 
 
+# ---- What one token costs
+
+
+def columns(*weights_OI: Tensor, gain_I: Tensor | None = None) -> Tensor:
+    """Return `x @ w`'s matrix, I x O, of one or several O x I matrices side by side.
+
+    One row times such a matrix adds up scaled rows, eight or sixteen numbers at a time;
+    torch's product with an O x I matrix adds along each row, at half the speed or so.
+    gain_I multiplies the inputs: a norm's gain need not be applied to each token.
+    """
+    # Joined first: copying a whole matrix across is fast, into a slice it is not.
+    joined_OI = torch.cat(weights_OI) if len(weights_OI) > 1 else weights_OI[0]
+    # A clone: contiguous() would hand back a matrix that lies by columns already.
+    w_IO = joined_OI.detach().t().clone(memory_format=torch.contiguous_format)
+    return w_IO if gain_I is None else w_IO.mul_(gain_I.detach()[:, None])
+
+
+class DecodeBlock(nn.Module):
+    """A Llama block for decoding on a CPU: the same numbers in fewer operations.
+
+    Query, key and value are one product, gate and up another; the norms' gains and the
+    residual scalars are multiplied into the matrices, once. Built from a Block of this
+    course's own parts, whose values it copies.
+    """
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        attention, ffn = block.attention, block.ffn
+        self.attention, self.gated = attention, isinstance(ffn, SwiGLU)
+        self.eps = block.attention_norm.eps, block.ffn_norm.eps
+        qkv = [w.weight for w in (attention.wq, attention.wk, attention.wv)]
+        up = ([ffn.w_gate] if self.gated else []) + [ffn.w_up]
+        self.w_qkv = columns(*qkv, gain_I=block.attention_norm.weight)
+        self.w_up = columns(*(w.weight for w in up), gain_I=block.ffn_norm.weight)
+        self.w_o = columns(attention.wo.weight)
+        self.w_down = columns(ffn.w_down.weight)
+        if block.attention_scale is not None:
+            self.w_o *= block.attention_scale.detach()
+            self.w_down *= block.ffn_scale.detach()
+        self.value_table = block.value_table
+        if self.value_table is not None:
+            self.value_gate = 2.0 * block.value_gate.detach().sigmoid()[:, None]
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        rope: tuple[Tensor, Tensor],
+        cache: KVCache | None = None,
+        ids_BT: Tensor | None = None,
+    ) -> Tensor:
+        """Return the stream after this block, as Block does."""
+        layer, (batch, tokens, dim) = self.attention, x_BTC.shape
+        heads, both = layer.heads, layer.heads + layer.kv_heads
+        x_NC = x_BTC.view(-1, dim)
+        qkv_NE = normed(x_NC, self.eps[0]) @ self.w_qkv
+        qkv_BTHD = qkv_NE.view(batch, tokens, -1, layer.head_dim)
+        if self.value_table is not None:
+            embed_BTKD = self.value_table(ids_BT).view_as(qkv_BTHD[:, :, both:])
+            qkv_BTHD[:, :, both:] += embed_BTKD * self.value_gate
+        qkv_BHTD = qkv_BTHD.transpose(1, 2)
+        qk_BHTD, v_BKSD = qkv_BHTD[:, :both], qkv_BHTD[:, both:]
+        if layer.qk_norm:
+            qk_BHTD = F.rms_norm(qk_BHTD, (layer.head_dim,), eps=1e-6)
+        qk_BHTD = apply_rope(qk_BHTD, *rope)
+        k_BKSD = qk_BHTD[:, heads:]
+        if cache is not None:
+            k_BKSD, v_BKSD = cache.update(k_BKSD, v_BKSD)
+        y_BHTD = layer._read(qk_BHTD[:, :heads], k_BKSD, v_BKSD)
+        y_NE = y_BHTD.transpose(1, 2).reshape(batch * tokens, -1)
+        x_NC = torch.addmm(x_NC, y_NE, self.w_o)
+        up_NF = normed(x_NC, self.eps[1]) @ self.w_up
+        if self.gated:
+            gate_NF, up_NF = up_NF.chunk(2, dim=-1)
+            up_NF = F.silu(gate_NF).mul_(up_NF)
+        else:
+            up_NF = F.relu(up_NF).square_()
+        return torch.addmm(x_NC, up_NF, self.w_down).view(batch, tokens, dim)
+
+
+def normed(x_NC: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x). A single row takes a dot product: two operations, not ten."""
+    if len(x_NC) > 1:
+        return F.rms_norm(x_NC, x_NC.shape[1:], eps=eps)
+    x_C = x_NC[0]
+    return x_NC * (torch.dot(x_C, x_C).item() / len(x_C) + eps) ** -0.5
+
+
+def can_fuse(block: nn.Module) -> bool:
+    """Only blocks made of exactly the parts that DecodeBlock knows."""
+    if type(block) is not Block or type(block.ffn) not in (SwiGLU, ReLU2):
+        return False
+    attention, norms = block.attention, (block.attention_norm, block.ffn_norm)
+    if type(attention) is not Attention or attention.manual:
+        return False
+    projections = [*attention.children(), *block.ffn.children()]
+    return all(type(norm) is RMSNorm for norm in norms) and all(
+        type(w) is nn.Linear and w.bias is None for w in projections
+    )
+
+
+def for_decoding(model: nn.Module, most_bytes: int = 1 << 31) -> nn.Module:
+    """Return a copy of a model that decodes faster on a CPU; the model is left alone.
+
+    Blocks of this course's parts become DecodeBlocks; all other matrices are laid out
+    by columns. Values are the same up to rounding. The model itself is returned on a
+    GPU, in another dtype than fp32, and when the copy would exceed `most_bytes`.
+    """
+    weights = list(model.parameters())
+    plain = all(w.device.type == "cpu" and w.dtype == torch.float32 for w in weights)
+    plain = plain and not torch.is_autocast_enabled("cpu")
+    if not plain or sum(w.nbytes for w in weights) > most_bytes:
+        return model
+    # deepcopy looks into its memo first: what stands there is not copied but used.
+    memo: dict[int, Any] = {id(x): x for x in (*weights, *model.buffers())}
+    fused: set[int] = set()
+    for module in model.modules():  # a block comes before what it holds
+        if can_fuse(module):
+            memo[id(module)] = DecodeBlock(module)
+            fused.update(id(inner) for inner in module.modules())
+        elif type(module) is nn.Linear and id(module) not in fused:
+            memo[id(module.weight)] = _by_columns(module.weight)
+    if isinstance(model, LanguageModel) and model.cfg.tied:
+        memo[id(model.embedding.weight)] = _by_columns(model.embedding.weight)
+    return copy.deepcopy(model, memo).eval()
+
+
+def _by_columns(weight: Tensor) -> nn.Parameter:
+    """The same matrix, of the same shape, in another order in memory."""
+    return nn.Parameter(columns(weight).t(), requires_grad=False)
+
+
+# ---- All of it together
+
+
 def stream_rows(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
@@ -313,138 +447,6 @@ def generate(
         if not open_rows:
             break
     return found
-
-
-# ---- What one token costs
-
-
-def columns(*weights_OI: Tensor, gain_I: Tensor | None = None) -> Tensor:
-    """Return `x @ w`'s matrix, I x O, of one or several O x I matrices side by side.
-
-    One row times such a matrix adds up scaled rows, eight or sixteen numbers at a time;
-    torch's product with an O x I matrix adds along each row, at half the speed or so.
-    gain_I multiplies the inputs: a norm's gain need not be applied to each token.
-    """
-    outputs = sum(len(w) for w in weights_OI)
-    w_IO, start = weights_OI[0].new_empty(weights_OI[0].shape[1], outputs), 0
-    for weight in weights_OI:
-        w_IO[:, start : start + len(weight)] = weight.detach().t()
-        start += len(weight)
-    return w_IO if gain_I is None else w_IO.mul_(gain_I.detach()[:, None])
-
-
-class DecodeBlock(nn.Module):
-    """A Llama block for decoding on a CPU: the same numbers in fewer operations.
-
-    Query, key and value are one product, gate and up another; the norms' gains and the
-    residual scalars are multiplied into the matrices, once. Built from a Block of this
-    course's own parts, whose values it copies.
-    """
-
-    def __init__(self, block: Block) -> None:
-        super().__init__()
-        attention, ffn = block.attention, block.ffn
-        self.attention, self.gated = attention, isinstance(ffn, SwiGLU)
-        self.eps = block.attention_norm.eps, block.ffn_norm.eps
-        qkv = [w.weight for w in (attention.wq, attention.wk, attention.wv)]
-        up = ([ffn.w_gate] if self.gated else []) + [ffn.w_up]
-        self.w_qkv = columns(*qkv, gain_I=block.attention_norm.weight)
-        self.w_up = columns(*(w.weight for w in up), gain_I=block.ffn_norm.weight)
-        self.w_o = columns(attention.wo.weight)
-        self.w_down = columns(ffn.w_down.weight)
-        if block.attention_scale is not None:
-            self.w_o *= block.attention_scale.detach()
-            self.w_down *= block.ffn_scale.detach()
-        self.value_table = block.value_table
-        if self.value_table is not None:
-            self.value_gate = 2.0 * block.value_gate.detach().sigmoid()[:, None]
-
-    def forward(
-        self,
-        x_BTC: Tensor,
-        rope: tuple[Tensor, Tensor],
-        cache: KVCache | None = None,
-        ids_BT: Tensor | None = None,
-    ) -> Tensor:
-        """Return the stream after this block, as Block does."""
-        layer, (batch, tokens, dim) = self.attention, x_BTC.shape
-        heads, both = layer.heads, layer.heads + layer.kv_heads
-        x_NC = x_BTC.view(-1, dim)
-        qkv_NE = normed(x_NC, self.eps[0]) @ self.w_qkv
-        qkv_BTHD = qkv_NE.view(batch, tokens, -1, layer.head_dim)
-        if self.value_table is not None:
-            embed_BTKD = self.value_table(ids_BT).view_as(qkv_BTHD[:, :, both:])
-            qkv_BTHD[:, :, both:] += embed_BTKD * self.value_gate
-        qkv_BHTD = qkv_BTHD.transpose(1, 2)
-        qk_BHTD, v_BKSD = qkv_BHTD[:, :both], qkv_BHTD[:, both:]
-        if layer.qk_norm:
-            qk_BHTD = F.rms_norm(qk_BHTD, (layer.head_dim,), eps=1e-6)
-        qk_BHTD = apply_rope(qk_BHTD, *rope)
-        k_BKSD = qk_BHTD[:, heads:]
-        if cache is not None:
-            k_BKSD, v_BKSD = cache.update(k_BKSD, v_BKSD)
-        y_BHTD = layer._read(qk_BHTD[:, :heads], k_BKSD, v_BKSD)
-        y_NE = y_BHTD.transpose(1, 2).reshape(batch * tokens, -1)
-        x_NC = torch.addmm(x_NC, y_NE, self.w_o)
-        up_NF = normed(x_NC, self.eps[1]) @ self.w_up
-        if self.gated:
-            gate_NF, up_NF = up_NF.chunk(2, dim=-1)
-            up_NF = F.silu(gate_NF) * up_NF
-        else:
-            up_NF = F.relu(up_NF).square()
-        return torch.addmm(x_NC, up_NF, self.w_down).view(batch, tokens, dim)
-
-
-def normed(x_NC: Tensor, eps: float) -> Tensor:
-    """Return x / rms(x). A single row takes a dot product: two operations, not ten."""
-    if len(x_NC) > 1:
-        return F.rms_norm(x_NC, x_NC.shape[1:], eps=eps)
-    x_C = x_NC[0]
-    return x_NC * (torch.dot(x_C, x_C).item() / len(x_C) + eps) ** -0.5
-
-
-def can_fuse(block: nn.Module) -> bool:
-    """Only blocks made of exactly the parts that DecodeBlock knows."""
-    if type(block) is not Block or type(block.ffn) not in (SwiGLU, ReLU2):
-        return False
-    attention, norms = block.attention, (block.attention_norm, block.ffn_norm)
-    if type(attention) is not Attention or attention.manual:
-        return False
-    projections = [*attention.children(), *block.ffn.children()]
-    return all(type(norm) is RMSNorm for norm in norms) and all(
-        type(w) is nn.Linear and w.bias is None for w in projections
-    )
-
-
-def for_decoding(model: nn.Module, most_bytes: int = 1 << 31) -> nn.Module:
-    """Return a copy of a model that decodes faster on a CPU; the model is left alone.
-
-    Blocks of this course's parts become DecodeBlocks; all other matrices are laid out
-    by columns. Values are the same up to rounding. The model itself is returned on a
-    GPU, in another dtype than fp32, and when the copy would exceed `most_bytes`.
-    """
-    weights = list(model.parameters())
-    plain = all(w.device.type == "cpu" and w.dtype == torch.float32 for w in weights)
-    plain = plain and not torch.is_autocast_enabled("cpu")
-    if not plain or sum(w.nbytes for w in weights) > most_bytes:
-        return model
-    # deepcopy looks into its memo first: what stands there is not copied but used.
-    memo: dict[int, Any] = {id(x): x for x in (*weights, *model.buffers())}
-    fused: set[int] = set()
-    for module in model.modules():  # a block comes before what it holds
-        if can_fuse(module):
-            memo[id(module)] = DecodeBlock(module)
-            fused.update(id(inner) for inner in module.modules())
-        elif type(module) is nn.Linear and id(module) not in fused:
-            memo[id(module.weight)] = _by_columns(module.weight)
-    if isinstance(model, LanguageModel) and model.cfg.tied:
-        memo[id(model.embedding.weight)] = _by_columns(model.embedding.weight)
-    return copy.deepcopy(model, memo).eval()
-
-
-def _by_columns(weight: Tensor) -> nn.Parameter:
-    """The same matrix, of the same shape, in another order in memory."""
-    return nn.Parameter(columns(weight).t(), requires_grad=False)
 
 
 # ---- Text that streams

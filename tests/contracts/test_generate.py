@@ -217,19 +217,23 @@ def test_no_new_tokens(part):
 
 
 def test_the_model_is_left_as_it_was(part):
-    model = _model().train()
-    before = copy.deepcopy(model.state_dict())
-    strides = {n: p.stride() for n, p in model.named_parameters()}
-    for count in (4, 40):
-        part(model, PROMPT, count, temperature=0)
-    assert model.training, "the model was left in eval mode"
-    for name, weight in model.named_parameters():
-        assert torch.equal(weight, before[name]), f"{name} was changed"
-        assert weight.stride() == strides[name], f"{name} lies otherwise in memory"
-        assert weight.requires_grad, f"{name} no longer learns"
-    ids = torch.tensor([PROMPT])
-    model.loss(ids[:, :-1], ids[:, 1:]).backward()  # and it can go on learning
-    assert model.head.weight.grad is not None, "no gradient after generating"
+    for by_columns in (False, True):
+        model = _model(residual_scales=True).train()
+        for weight in model.parameters():
+            if by_columns and weight.ndim == 2:
+                weight.data = weight.data.t().contiguous().t()
+        before = copy.deepcopy(model.state_dict())
+        strides = {n: p.stride() for n, p in model.named_parameters()}
+        for count in (4, 40):
+            part(model, PROMPT, count, temperature=0)
+        assert model.training, "the model was left in eval mode"
+        for name, weight in model.named_parameters():
+            assert torch.equal(weight, before[name]), f"{name} was changed"
+            assert weight.stride() == strides[name], f"{name} lies otherwise in memory"
+            assert weight.requires_grad, f"{name} no longer learns"
+        ids = torch.tensor([PROMPT])
+        model.loss(ids[:, :-1], ids[:, 1:]).backward()  # and it can go on learning
+        assert model.head.weight.grad is not None, "no gradient after generating"
 
 
 def test_other_weights_give_another_text(part):
