@@ -24,7 +24,7 @@ from littlelm_core.report import (
     write_text,
 )
 from littlelm_core.report.baseline import _discounts, count_grams, kneser_ney
-from littlelm_core.report.page import _smooth
+from littlelm_core.report.charts import _smooth
 from littlelm_core.shards import write_shard
 from littlelm_core.tokenizer import Tokenizer
 
