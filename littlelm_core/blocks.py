@@ -106,8 +106,8 @@ def fill_normal(parameter: Tensor, name: str, seed: int, std: float) -> None:
     """Fill a parameter with normal numbers that depend on (seed, name) alone.
 
     They are drawn in fp32 on the CPU from a generator of the parameter's own: the same
-    on every device and in every dtype (up to its rounding), after meta construction, and
-    whatever other parameters the model has.
+    on every device and in every dtype (up to its rounding), after meta construction,
+    and whatever other parameters the model has.
     """
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))

@@ -11,8 +11,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from littlelm_core.attention import KVCache, rope_table
 
@@ -127,7 +125,7 @@ def test_heads_that_do_not_divide_raise(part):
         with pytest.raises(ValueError):
             part(32, heads, kv_heads, head_dim=8)
     with pytest.raises(ValueError):
-        part(30, 4, 2)
+        part(34, 4, 2)  # 34 // 4 would do, and lose two numbers
     with pytest.raises(ValueError):
         part(32, 4, 2, head_dim=7)  # RoPE turns pairs
 
@@ -146,26 +144,19 @@ def test_future_never_changes_the_past(part):
             assert moved[:, t].abs().max() > 1e-4, f"{name}: token {t} is not read"
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 8), st.data())
-def _causal_behind_a_cache(part, seed, tokens, data):
-    generator = torch.Generator().manual_seed(seed)
-    window = data.draw(st.sampled_from([None, 1, 3, 20]))
-    t = data.draw(st.integers(1, tokens)) if tokens > 1 else 1
-    start = data.draw(st.integers(0, 6))
-    layer = part(DIM, HEADS, 2, head_dim=WIDTH, window=window)
-    x = torch.randn(1, start + tokens, DIM, generator=generator)
-    other = x.clone()
-    other[:, start + t :] += 1.0
-    split = [start, tokens] if start else [tokens]
-    one, two = (_cached(layer, z, split, 2, window, 14) for z in (x, other))
-    assert (one - two)[:, : start + t].abs().max() < 1e-6, (
-        f"behind {start} cached tokens, token {start + t} changed an earlier one"
-    )
-
-
 def test_future_never_changes_the_past_behind_a_cache(part):
-    _causal_behind_a_cache(part)
+    for window, start, tokens in itertools.product((None, 1, 3, 20), (1, 6), (2, 5)):
+        layer = part(DIM, HEADS, 2, head_dim=WIDTH, window=window)
+        x = torch.randn(1, start + tokens, DIM)
+        for t in range(1, tokens):
+            other = x.clone()
+            other[:, start + t :] += 1.0
+            outs = [_cached(layer, z, [start, tokens], 2, window) for z in (x, other)]
+            moved = (outs[0] - outs[1])[:, : start + t].abs().max()
+            assert moved < 1e-6, (
+                f"window {window}: in a chunk of {tokens} behind {start} cached tokens, "
+                f"token {start + t} changed an earlier one"
+            )
 
 
 def test_cached_equals_uncached(part):
