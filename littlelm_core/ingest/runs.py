@@ -25,7 +25,7 @@ from littlelm_core.ingest.write import (
     describe,
     write_json,
 )
-from littlelm_core.shards import FORMAT_VERSION, Shard, check_vocabulary
+from littlelm_core.shards import FORMAT_VERSION, Shard
 from littlelm_core.tokenizer import Tokenizer
 
 RECIPE = 1  # raise it when prepare_default would write something else
@@ -168,10 +168,10 @@ def open_prepared(folder: str | Path, run: RunConfig | None = None) -> Prepared:
             elif shards:
                 validation[domain] = shards
     for shard in train[:1]:
-        check_vocabulary(shard, tokenizer.vocab_size)
+        _check_vocabulary(shard, tokenizer.vocab_size)
         wanted = run.tokenizer.options.get("vocab_size") if run else None
         if wanted is not None and run.data.source != "default":
-            check_vocabulary(shard, wanted)
+            _check_vocabulary(shard, wanted)
     return Prepared(folder, tokenizer, train, validation, manifest)
 
 
@@ -182,6 +182,15 @@ def _open(folder: Path, entry: dict[str, Any]) -> Shard:
             f"{shard.path} is not the shard that {MANIFEST} names: prepare it again"
         )
     return shard
+
+
+def _check_vocabulary(shard: Shard, vocab_size: int) -> None:
+    if shard.vocab_size != vocab_size:
+        raise DataError(
+            f"the vocabulary is {vocab_size} but that of {shard.path} is "
+            f"{shard.vocab_size}: set tokenizer.vocab_size = {shard.vocab_size} or "
+            "prepare the data with this tokenizer"
+        )
 
 
 def _load_tokenizer(folder: Path, run: RunConfig | None) -> Any:
