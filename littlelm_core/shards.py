@@ -475,6 +475,8 @@ class Loader:
         world: int = 1,
         rest: str = "drop",
     ):
+        if batch_rows < 1 or not 0 <= rank < world:
+            raise DataError(f"batch_rows = {batch_rows} (>= 1), rank {rank} of {world}")
         self.batch_rows, self.row_len, self.seed = batch_rows, row_len, seed
         self.rank, self.world = rank, world
         self.shards = open_shards(shards)
@@ -483,7 +485,7 @@ class Loader:
         self.report = PackReport(*map(sum, zip(*reports, strict=True)))
         self.rows = self.report.rows
         self._first_row = np.cumsum([0, *(report.rows for report in reports)])
-        if not 0 < world * batch_rows <= self.rows:
+        if self.rows < world * batch_rows:
             raise DataError(
                 f"{self.report.tokens:,} tokens give {self.rows} rows of {row_len + 1} "
                 f"ids, fewer than a batch of {world * batch_rows}: add text, or lower "
