@@ -39,8 +39,6 @@ EXERCISES = [
 def test_a_chapter_grades_what_it_asks(number):
     text = CHAPTERS[number].read_text(encoding="utf-8")
     asked = re.findall(r"^### (\d+\.\d+) ", text, flags=re.M)
-    if number == "09" and not asked:
-        pytest.skip("the first half of chapter 09 has no exercises of its own yet")
     path = Path(__file__).parent / f"chapter_{number}.py"
     assert path.is_file(), f"no graders in {path}"
     assert list(graders(path)) == asked, "graders and exercises differ"
@@ -55,8 +53,7 @@ def test_a_chapter_grades_what_it_asks(number):
 @pytest.mark.parametrize("number", sorted(CHAPTERS))
 def test_the_executed_notebook_solves_every_exercise(number):
     notebook = CHAPTERS[number].with_suffix(".ipynb")
-    if not notebook.is_file():
-        pytest.skip(f"{notebook.name} was not executed yet; `book check` refuses that")
+    assert notebook.is_file(), f"{notebook.name} is missing: littlelm book execute"
     printed = "".join(
         "".join(output.get("text", ""))
         for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]
