@@ -2,20 +2,15 @@
 """Tokenizer: bytes become ids of pieces that occur often, and back without loss.
 
 A model reads ids. One id for each byte makes rows long, one for each word leaves out
-every word that was not seen; byte pair encoding lies between: it starts from the 256
-bytes and adds the pair that occurs most often, again and again. Any text has ids, no
-text is lost, and common text is short.
+every word that was not seen. Byte pair encoding lies between: it starts from the 256
+bytes and adds the pair that occurs most often, again and again.
 
-What is here: the pattern that cuts text into words, `train_bpe`, an encoder to read
-(`merge_by_rank`) beside the fast one in tiktoken that gives the same ids, special
-tokens that text cannot spell by accident, and a decoder that streams.
+What the hardware wants: few tokens for each byte, since each costs the whole model
+once; a table that stays small beside the model; rows that tile evenly
+(`vocab_multiple` in the model).
 
-What the hardware wants: few tokens for each byte, since every token costs the whole
-model once; a vocabulary that stays small beside the model, since its table is read for
-each token; and a count of rows that tiles evenly (`vocab_multiple` in the model).
-
-Numbers: an id is an int in 0 ... vocab_size - 1; a rank is the id of a token made by
-training, the lower the earlier; the special tokens follow after the last rank.
+An id is in 0 ... vocab_size - 1. A rank is the id of a token that training made, the
+lower the earlier; the special tokens follow after the last rank.
 """
 
 import base64
@@ -24,16 +19,16 @@ import functools
 import hashlib
 import heapq
 import importlib
+import itertools
 import json
 import multiprocessing
-import operator
 import os
 import re
 import sys
 import warnings
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -72,19 +67,21 @@ SPLIT_PATTERN = (
     r"|\s*[\r\n])"  # line ends, with the space before them
     r"|\s+(?!\S)|\s+"  # space; its last character goes with the word that follows
 )
-
+# The same for ASCII text, in the standard engine, which is twice as fast.
+_ASCII_SPLIT = re.compile(
+    SPLIT_PATTERN.replace(r"\p{L}", "A-Za-z").replace(r"\p{N}", "0-9"), re.ASCII
+)
 GPT2_PATTERN = (
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++"
     r"|\s++$|\s+(?!\S)|\s"
 )
 
-_LONG_TEXT = 1 << 22  # characters; the pieces of a longer text are not held in a list
-
 
 def clean_text(text: str) -> str:
     """Return text that UTF-8 can hold: surrogate pairs joined, lone ones U+FFFD."""
     if not isinstance(text, str):
-        raise TypeError(f"text must be a str, not {type(text).__name__}")
+        kind = type(text).__name__
+        raise TypeError(f"text must be a str, not {kind}; encode_bytes takes bytes")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -92,91 +89,37 @@ def clean_text(text: str) -> str:
     return text
 
 
-@functools.cache
-def _compiled(pattern: str, ascii_only: bool) -> Any:
-    if ascii_only and pattern == SPLIT_PATTERN:  # the standard engine is twice as fast
-        plain = pattern.replace(r"\p{L}", "A-Za-z").replace(r"\p{N}", "0-9")
-        return re.compile(plain, re.ASCII)
-    try:
-        return regex.compile(pattern)
-    except regex.error as error:
-        raise DataError(
-            f"split pattern {pattern!r} does not compile: {error}"
-        ) from error
-
-
-def split_text(text: str, pattern: str = SPLIT_PATTERN) -> Iterable[str]:
+def split_text(text: str, pattern: str = SPLIT_PATTERN) -> list[str]:
     """Cut text without surrogates into the pieces that merges never cross.
 
-    Returns a list, or an iterator for a text of millions of characters.
+    Raises DataError for a pattern that the package `regex` cannot compile.
     """
-    compiled = _compiled(pattern, text.isascii())
-    if not text.isascii() and not _unicode_gap().keys().isdisjoint(map(ord, text)):
-        known = text.translate(_unicode_gap())  # as long as text: cuts fit both
-        cuts = (m.span() for m in compiled.finditer(known))
-        return [text[start:end] for start, end in cuts]
-    if len(text) > _LONG_TEXT or compiled.groups:
-        return map(operator.itemgetter(0), compiled.finditer(text))
-    return compiled.findall(text)
-
-
-@functools.cache
-def _unicode_gap() -> dict[int, str]:
-    """Return stand-ins for the characters that `regex` and tiktoken class differently.
-
-    They carry tables of two Unicode versions: what the newer one knows as a letter is
-    a sign to the other. tiktoken decides, so that training and encoding cut alike.
-    """
-    planes = (*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE1000))
-    every = "".join(map(chr, planes))
-    single = {bytes([b]): b for b in range(256)}
-    stand_ins = {}
-    for letter_or_number, stand_in in ((r"\p{L}", "a"), (r"\p{N}", "0")):
-        engine = tiktoken.Encoding(
-            "class", pat_str=letter_or_number, mergeable_ranks=single, special_tokens={}
-        )
-        theirs = set(bytes(engine.encode_ordinary(every)).decode())
-        ours = set(regex.findall(letter_or_number, every))
-        stand_ins |= dict.fromkeys(map(ord, theirs - ours), stand_in)
-        for character in ours - theirs:
-            stand_ins.setdefault(ord(character), "\ufffd")
-    return stand_ins
+    if text.isascii() and pattern == SPLIT_PATTERN:
+        return _ASCII_SPLIT.findall(text)
+    try:
+        return [match[0] for match in regex.finditer(pattern, text)]
+    except regex.error as error:
+        raise DataError(f"pattern {pattern!r} does not compile: {error}") from error
 
 
 # ---- Count each word once
 
 
+def _cleaned(texts: Iterable[str]) -> Iterator[str]:
+    """Yield each text, cleaned. Raises TypeError for one text, DataError for none."""
+    if isinstance(texts, str | bytes):
+        raise TypeError("texts is one text, not an iterable of texts: pass [text]")
+    empty = True
+    for text in texts:
+        empty = empty and not text
+        yield clean_text(text)
+    if empty:
+        raise DataError("no text to train a tokenizer on: none came, or all are empty")
+
+
 def _count(texts: Iterable[str], pattern: str) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(split_text(clean_text(text), pattern))
-    return counts
-
-
-def _batches(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[list[str]]:
-    batch, size = [], 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= characters:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _worker_context() -> Any:
-    """Return how to start workers; None where they could not find this code.
-
-    A forked worker needs no main guard in the caller's script, and has what a notebook
-    defined. On macOS a fork is less safe, so there only for a notebook.
-    """
-    notebook = __name__ == "__main__"
-    if "fork" in multiprocessing.get_all_start_methods() and (
-        notebook or sys.platform == "linux"
-    ):
-        return multiprocessing.get_context("fork")
-    return None if notebook else multiprocessing.get_context()
+    pieces = map(split_text, texts, itertools.repeat(pattern))
+    return Counter(itertools.chain.from_iterable(pieces))
 
 
 def count_words(
@@ -184,24 +127,18 @@ def count_words(
 ) -> Counter[str]:
     """Count the pieces of all texts, which are read once and never held together.
 
-    workers: processes that cut and count; the result does not depend on them. Where
-    Python starts processes afresh (Windows), a script needs its main guard.
-    Raises TypeError for a single string in place of an iterable of strings.
+    workers: processes that cut and count; the counts do not depend on them. They are
+    forked: where that is not safe (not on Linux) this process counts alone.
     """
-    if isinstance(texts, str | bytes):
-        raise TypeError("texts is one text, not an iterable of texts: pass [text]")
-    context = _worker_context()
-    if workers <= 1 or context is None:
-        return _count(texts, pattern)
+    if workers <= 1 or sys.platform != "linux":
+        return _count(_cleaned(texts), pattern)
     counts: Counter[str] = Counter()
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        pending = deque()
-        for batch in _batches(texts):
-            pending.append(pool.submit(_count, batch, pattern))
-            if len(pending) > 2 * workers:  # read no further ahead than this
-                counts.update(pending.popleft().result())
-        for part in pending:
-            counts.update(part.result())
+    texts, fork = _cleaned(texts), multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(workers, mp_context=fork) as pool:
+        while ahead := list(itertools.islice(texts, 128 * workers)):
+            shares = (ahead[i::workers] for i in range(workers))
+            for part in pool.map(_count, shares, itertools.repeat(pattern)):
+                counts.update(part)
     return counts
 
 
@@ -211,118 +148,81 @@ def count_words(
 class PairIndex:
     """The unique words as one array of bytes, and where each adjacent pair stands.
 
-    first[i] is the token that begins at slot i (-1 between words, -2 inside a token),
-    last[i] the token that ends there, weight[i] how often the slot's word occurs. A
-    merge touches only the slots of its pair, by vector operations.
+    tokens: the bytes of each token, the 256 single bytes first. first[i]: the token
+    that begins at slot i, -1 where none does; start[i]: where the token that ends at
+    slot i begins; weight[i]: how often the word of slot i occurs.
 
-    The count of a pair never grows after the merge that made it: every new neighbor is
-    the new token. So a count from then is a bound; it is made exact only when the pair
-    comes up, and pairs below `floor` wait outside the heap in groups.
+    The count of a pair never grows after the merge that made it, since every new
+    neighbor is the new token. So a count from then is a bound, made exact only when the
+    pair comes up, and of the pairs that a merge makes only the best waits in the heap.
     """
 
     def __init__(self, words: Mapping[str, int]) -> None:
         encoded = [word.encode() for word in words]
         size = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 1
         text = np.frombuffer(b"\0" + b"\0".join(encoded) + b"\0", np.uint8)
+        self.tokens = [bytes([b]) for b in range(256)]
         self.first = text.astype(np.int32)
-        self.first[np.concatenate(([0], np.cumsum(size)))] = -1
-        self.last = self.first.copy()
-        self.weight = np.zeros(len(text), np.int64)
+        self.first[np.cumsum(size)] = self.first[0] = -1  # between the words
+        slot = np.int32 if len(text) < 2**31 else np.int64
+        self.start = np.arange(len(text), dtype=slot)
         counts = np.fromiter(words.values(), np.int64, len(encoded))
-        self.weight[1:] = np.repeat(counts, size)
-        self.length = np.ones(512, np.int32)  # bytes of each token
-        self.heap: list[tuple[int, int, np.ndarray]] = []  # (-count, pair, slots)
-        self.groups: list[tuple[np.ndarray, ...]] = []
-        self.floor = _HIGHEST
+        self.weight = np.append(0, np.repeat(counts, size))
+        self.heap: list[tuple] = []  # (-count, pair, slots, the next pairs)
         inside = self.first >= 0
-        at = np.flatnonzero(inside[:-1] & inside[1:])
-        at = at.astype(np.int32 if len(text) < 2**31 else np.int64)
-        self._add(self.first[at], self.first[at + 1], at)
+        at = self.start[:-1][inside[:-1] & inside[1:]]
+        self._push(self._group(self.first[at], self.first[at + 1], at))
 
-    def _add(self, left: Any, right: Any, at: np.ndarray) -> None:
-        """File the pairs of these slots, one group for each pair."""
-        if not len(at):
-            return
+    def _group(self, left: Any, right: Any, at: np.ndarray) -> Iterator[tuple]:
+        """Yield (-count, pair, slots) of each pair at these slots, the best first."""
         pair = np.left_shift(left, 32, dtype=np.int64) | right
-        order = np.argsort(pair, kind="stable")  # slots of a group stay in order
+        order = np.argsort(pair, kind="stable")  # slots of a pair stay in order
         pair, at = pair[order], at[order]
-        start = np.flatnonzero(np.concatenate(([True], pair[1:] != pair[:-1])))
-        end = np.append(start[1:], len(at))
-        count = np.add.reduceat(self.weight[at], start)
-        self.groups.append((count, pair[start], start, end, at))
-        self._raise_up(self.groups[-1], self.floor, _HIGHEST)
+        begin = np.flatnonzero(np.diff(pair, prepend=-1))
+        end = np.append(begin[1:], len(at))
+        count = np.add.reduceat(self.weight[at], begin)
+        for i in np.argsort(-count, kind="stable").tolist():
+            yield -int(count[i]), int(pair[begin[i]]), at[begin[i] : end[i]]
 
-    def _raise_up(self, groups: tuple[np.ndarray, ...], low: int, high: int) -> None:
-        """Put those groups on the heap whose count is in low ... high - 1."""
-        count, pair, start, end, at = groups
-        for i in np.flatnonzero((count >= low) & (count < high)).tolist():
-            slots = at[start[i] : end[i]]
-            heapq.heappush(self.heap, (-int(count[i]), int(pair[i]), slots))
-
-    def _lower_floor(self) -> None:
-        high, self.floor = self.floor, self.floor // 4
-        if high == _HIGHEST:
-            self.floor = max((int(g[0].max()) // 8 for g in self.groups), default=1)
-        self.floor = max(1, self.floor)
-        for groups in self.groups:
-            self._raise_up(groups, self.floor, high)
+    def _push(self, group: Iterator[tuple]) -> None:
+        if best := next(group, None):
+            heapq.heappush(self.heap, (*best, group))
 
     def best(self) -> tuple[int, int, np.ndarray] | None:
         """Return (left, right, slots) of the next merge, or None when no pair is left.
 
         Highest count first, ties by the smallest pair of ids.
         """
-        heap, first = self.heap, self.first
-        while True:
-            while not heap or -heap[0][0] < self.floor:
-                if self.floor == 1:
-                    return None
-                self._lower_floor()
-            bound, pair, at = heap[0]
-            left, right = pair >> 32, pair & 0xFFFFFFFF
-            at = at[first[at] == left]
-            at = at[first[at + self.length[left]] == right]
+        while self.heap:
+            bound, pair, at, group = heapq.heappop(self.heap)
+            self._push(group)
+            left, right = divmod(pair, 2**32)
+            at = at[self.first[at] == left]
+            at = at[self.first[at + len(self.tokens[left])] == right]
             count = int(self.weight[at].sum())
             if count == -bound:
-                heapq.heappop(heap)
                 return left, right, at
             if count:
-                heapq.heapreplace(heap, (-count, pair, at))
-            else:
-                heapq.heappop(heap)
+                heapq.heappush(self.heap, (-count, pair, at, iter(())))
+        return None
 
-    def merge(self, left: int, right: int, at: np.ndarray, new: int) -> None:
-        """Replace the pair by token `new` at these slots, and file the new pairs."""
-        a, b = self.length[left], self.length[right]
-        if left == right:
-            at = _without_overlap(at, a)
-        if new == len(self.length):
-            self.length = np.concatenate((self.length, np.ones_like(self.length)))
-        self.length[new] = a + b
-        self.first[at] = new
-        self.first[at + a] = -2
-        self.last[at + (a + b - 1)] = new
-        after = self.first[at + (a + b)]
+    def merge(self, left: int, right: int, at: np.ndarray) -> None:
+        """Make the pair a token, put it at these slots, and file its new pairs."""
+        new, a = len(self.tokens), len(self.tokens[left])
+        self.tokens.append(self.tokens[left] + self.tokens[right])
+        if left == right:  # each second slot of a run: aaa is aa and a
+            run = np.flatnonzero(np.diff(at, prepend=-a) != a)
+            place = np.arange(len(at)) - np.repeat(run, np.diff(run, append=len(at)))
+            at = at[place % 2 == 0]
+        end = at + len(self.tokens[new])
+        self.first[at], self.first[at + a], self.start[end - 1] = new, -1, at
+        after = self.first[end]
         ok = after >= 0
-        self._add(new, after[ok], at[ok])
-        before = self.last[at - 1]
+        self._push(self._group(new, after[ok], at[ok]))
+        begin = self.start[at - 1]
+        before = self.first[begin]
         ok = (before >= 0) & (before != new)  # new before new is filed already
-        self._add(before[ok], new, at[ok] - self.length[before[ok]])
-
-
-_HIGHEST = 1 << 62
-
-
-def _without_overlap(at: np.ndarray, step: int) -> np.ndarray:
-    """Keep each second slot of a run: left to right, aaa is aa and a."""
-    number = np.arange(len(at))
-    starts = np.ones(len(at), bool)
-    starts[1:] = at[1:] != at[:-1] + step
-    run = np.maximum.accumulate(np.where(starts, number, 0))
-    return at[(number - run) % 2 == 0]
-
-
-_EMPTY = "no text to train a tokenizer on: the texts are missing or all empty"
+        self._push(self._group(before[ok], new, begin[ok]))
 
 
 def train_bpe(
@@ -335,16 +235,13 @@ def train_bpe(
     """Train byte pair encoding; return {token: rank}, the 256 bytes first.
 
     Each step merges the pair of neighbors, within a word of the pattern, that occurs
-    most often, ties by the smallest pair of ids. The result does not depend on the
-    order of the texts, the hash seed or the workers. When no pair is left the result is
-    smaller than vocab_size, with a warning.
+    most often, ties by the smallest pair of ids; order of texts, hash seed and workers
+    change nothing. When no pair is left, fewer ranks come back, with a warning.
 
     texts: read once; vocab_size: ranks, at least 256, without special tokens;
-    workers: processes that cut and count words (rustbpe uses its own threads).
-    engine: "python" (numpy), or the package rustbpe, which gives the same ranks; it
-    counts in 32 bits, and has Unicode tables of its own.
-    Raises DataError: no text, a size below 256. ConfigError: an unknown engine, or one
-    that is not installed.
+    workers: processes that count words; engine: "python" (numpy) or "rustbpe", a
+    package with the same ranks, its own threads and Unicode tables, counts of 32 bits.
+    Raises DataError: no text, a size below 256. ConfigError: no such engine.
     Source: Sennrich et al. (arXiv 1508.07909); bytes and words as in GPT-2.
     """
     if vocab_size < 256:
@@ -352,55 +249,29 @@ def train_bpe(
     if engine == "rustbpe":
         tokens = _train_rustbpe(texts, vocab_size, pattern)
     elif engine == "python":
-        tokens = _train_python(count_words(texts, pattern, workers), vocab_size)
+        index = PairIndex(count_words(texts, pattern, workers))
+        tokens = index.tokens
+        while len(tokens) < vocab_size and (best := index.best()):
+            index.merge(*best)
     else:
-        raise ConfigError(f"unknown engine {engine!r}{nearest(engine, _ENGINES)}")
+        near = nearest(engine, ("python", "rustbpe"))
+        raise ConfigError(f"unknown engine {engine!r}{near}")
     if len(tokens) < vocab_size:
-        warnings.warn(
-            f"the text has no more pairs: {len(tokens)} ranks, not {vocab_size}",
-            stacklevel=2,
-        )
+        text = f"the text has no more pairs: {len(tokens)} ranks, not {vocab_size}"
+        warnings.warn(text, stacklevel=2)
     return {token: rank for rank, token in enumerate(tokens)}
-
-
-_ENGINES = ("python", "rustbpe")
-
-
-def _train_python(words: Mapping[str, int], vocab_size: int) -> list[bytes]:
-    if not words:
-        raise DataError(_EMPTY)
-    index = PairIndex(words)
-    tokens = [bytes([b]) for b in range(256)]
-    while len(tokens) < vocab_size and (best := index.best()):
-        left, right, at = best
-        index.merge(left, right, at, len(tokens))
-        tokens.append(tokens[left] + tokens[right])
-    return tokens
 
 
 def _train_rustbpe(texts: Iterable[str], vocab_size: int, pattern: str) -> list[bytes]:
     try:
-        rustbpe = importlib.import_module("rustbpe")
+        trainer = importlib.import_module("rustbpe").Tokenizer()
     except ImportError as error:
         raise ConfigError(
             'engine "rustbpe" needs its package: pip install rustbpe, or take "python"'
         ) from error
-    if isinstance(texts, str | bytes):
-        raise TypeError("texts is one text, not an iterable of texts: pass [text]")
-    seen = False
-
-    def clean() -> Iterator[str]:
-        nonlocal seen
-        for text in texts:
-            seen = seen or bool(text)
-            yield clean_text(text)
-
-    trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(clean(), vocab_size, pattern=pattern)
-    if not seen:
-        raise DataError(_EMPTY)
-    ranks = sorted(trainer.get_mergeable_ranks(), key=operator.itemgetter(1))
-    return [bytes(token) for token, _ in ranks]
+    trainer.train_from_iterator(_cleaned(texts), vocab_size, pattern=pattern)
+    ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
+    return sorted(ranks, key=ranks.__getitem__)
 
 
 # ---- Encode by rank
@@ -415,12 +286,14 @@ def merge_by_rank(piece: bytes, ranks: Mapping[bytes, int]) -> list[int]:
     if piece in ranks:
         return [ranks[piece]]
     n = len(piece)
-    end = list(range(1, n + 1))  # end[i]: where the part that starts at i ends
+    # end[i]: where the part that starts at i ends, -1 once it was merged away. The last
+    # entry, which is also end[-1], is where nothing ends: no part there, no merge.
+    end = list(range(1, n + 2))
     before = list(range(-1, n))  # before[i]: where the part before i starts
     heap: list[tuple[int, int, int]] = []  # (rank, start, end of the merged part)
 
     def offer(i: int) -> None:
-        if i >= 0 and end[i] < n:
+        if end[i] < n:
             stop = end[end[i]]
             rank = ranks.get(piece[i:stop])
             if rank is not None:
@@ -431,12 +304,9 @@ def merge_by_rank(piece: bytes, ranks: Mapping[bytes, int]) -> list[int]:
     while heap:
         _, i, stop = heapq.heappop(heap)
         middle = end[i]
-        # A part that was merged away has end 0; one that grew has another neighbor.
-        if not middle or middle >= n or end[middle] != stop:
+        if end[middle] != stop:  # one of the two has merged with another since
             continue
-        end[i], end[middle] = stop, 0
-        if stop < n:
-            before[stop] = i
+        end[i], end[middle], before[stop] = stop, -1, i
         offer(before[i])
         offer(i)
     ids, i = [], 0
@@ -450,7 +320,6 @@ def merge_by_rank(piece: bytes, ranks: Mapping[bytes, int]) -> list[int]:
 
 SPECIAL_TOKENS = ("<|bos|>", "<|user|>", "<|assistant|>", "<|end|>")
 _FORMAT, _VERSION = "littlelm-tokenizer", 1
-_REPLACEMENT = "\ufffd".encode()
 
 
 class Tokenizer:
@@ -468,34 +337,28 @@ class Tokenizer:
         pattern: str = SPLIT_PATTERN,
         special_tokens: Sequence[str] = SPECIAL_TOKENS,
     ) -> None:
-        self.ranks = dict(ranks)
+        order = sorted(ranks, key=ranks.__getitem__)
+        self.ranks = {token: ranks[token] for token in order}
         self.pattern = pattern
         self.special_tokens = tuple(special_tokens)
-        self._tokens = _tokens_in_order(self.ranks) + [
-            name.encode() for name in self.special_tokens
-        ]
-        self.special_ids = {
-            name: len(self.ranks) + i for i, name in enumerate(self.special_tokens)
-        }
-        if len(self.special_ids) < len(self.special_tokens) or "" in self.special_ids:
-            raise DataError(
-                f"special tokens {self.special_tokens}: one is empty or twice"
-            )
-        _compiled(pattern, False)
+        for byte in range(256):
+            if bytes([byte]) not in ranks:
+                raise DataError(f"ranks lack the single byte {byte}")
+        for want, rank in enumerate(self.ranks.values()):
+            if rank != want:
+                raise DataError(f"ranks are 0 ... {len(ranks) - 1}: {want} is missing")
+        if "" in special_tokens or len(set(special_tokens)) < len(special_tokens):
+            raise DataError(f"special tokens {special_tokens}: one is empty or twice")
+        ids = enumerate(self.special_tokens, len(ranks))
+        self.special_ids = {name: i for i, name in ids}
+        self._tokens = [*self.ranks, *(name.encode() for name in self.special_tokens)]
+        self.vocab_size = len(self._tokens)  # ranks and special tokens together
         try:
             self._fast = tiktoken.Encoding(
-                "littlelm",
-                pat_str=pattern,
-                mergeable_ranks=self.ranks,
-                special_tokens={},
+                "ours", pat_str=pattern, mergeable_ranks=self.ranks, special_tokens={}
             )
         except ValueError as error:
             raise DataError(f"tiktoken refuses pattern {pattern!r}: {error}") from error
-
-    @property
-    def vocab_size(self) -> int:
-        """Ranks and special tokens together."""
-        return len(self._tokens)
 
     @property
     def bos_id(self) -> int:
@@ -511,93 +374,66 @@ class Tokenizer:
 
     def token_byte_counts(self) -> np.ndarray:
         """Return the bytes of text behind each id, int64; special tokens have 0."""
-        counts = [len(token) for token in self._tokens]
-        counts[len(self.ranks) :] = [0] * len(self.special_tokens)
+        counts = [*map(len, self.ranks), *[0] * len(self.special_tokens)]
         return np.array(counts, np.int64)
 
-    def encode(self, text: str, allowed_special: str | Iterable[str] = ()) -> list[int]:
+    def encode(self, text: str, allowed_special: Collection[str] = ()) -> list[int]:
         """Return the ids of a text. Never raises on a str, and adds no BOS.
 
-        allowed_special: names of special tokens (or "all") whose spelling in this text
-        becomes their id. By default a spelling is ordinary text: a document must not
-        be able to end itself or speak as the assistant.
-        Surrogate pairs become the character, lone surrogates U+FFFD.
-        Raises ValueError for a name that is no special token.
+        allowed_special: names of special tokens (or "all") whose spelling becomes their
+        id. By default it is ordinary text: a document must not be able to end itself
+        or speak as the assistant. Raises ValueError for a name that is none.
         """
-        if not isinstance(text, str):
-            raise TypeError(
-                f"encode takes a str, not {type(text).__name__}; "
-                "encode_bytes takes bytes"
-            )
-        allowed = self._allowed(allowed_special)
-        if not allowed:
+        text = clean_text(text)
+        if not allowed_special:
             return self._encode_ordinary(text)
-        cut = "|".join(map(re.escape, sorted(allowed, key=len, reverse=True)))
+        names = self.special_tokens if allowed_special == "all" else allowed_special
+        for name in names:
+            if name not in self.special_ids:
+                known = nearest(name, self.special_tokens)
+                raise ValueError(f"no special token is called {name!r}{known}")
+        cut = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
         ids: list[int] = []
-        for i, part in enumerate(re.split(f"({cut})", clean_text(text))):
-            ids.extend(
-                [self.special_ids[part]] if i % 2 else self._encode_ordinary(part)
-            )
+        for i, part in enumerate(re.split(f"({cut})", text)):
+            ids += [self.special_ids[part]] if i % 2 else self._encode_ordinary(part)
         return ids
 
     def encode_batch(
-        self,
-        texts: Iterable[str],
-        allowed_special: str | Iterable[str] = (),
-        threads: int | None = None,
+        self, texts: Iterable[str], allowed_special: Collection[str] = ()
     ) -> list[list[int]]:
-        """Return `encode` of each text; threads: tiktoken's, by default the cores."""
-        texts = list(texts)
-        if self._allowed(allowed_special):
-            return [self.encode(text, allowed_special) for text in texts]
-        try:
-            return self._fast.encode_ordinary_batch(
-                texts, num_threads=threads or min(8, os.cpu_count() or 1)
-            )
-        except BaseException as error:
-            if not _is_panic(error):
-                raise
-        return [self._encode_ordinary(text) for text in texts]
+        """Return `encode` of each text, on as many threads as there are cores."""
+        encode = functools.partial(self.encode, allowed_special=allowed_special)
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            return list(pool.map(encode, texts))
 
     def encode_bytes(self, data: bytes) -> list[int]:
         """Return ids that decode to exactly these bytes, whatever they are.
 
-        Bytes that are not UTF-8 become the ids of single bytes; the valid text before
-        and after is encoded as texts of their own, so nothing far away changes.
+        What is not UTF-8 becomes the ids of single bytes; the text on both sides is
+        encoded as texts of their own, so nothing far away changes.
         """
         ids: list[int] = []
-        text = bytes(data).decode("utf-8", "surrogateescape")
-        for i, part in enumerate(re.split("([\udc80-\udcff]+)", text)):
+        text = data.decode("utf-8", "surrogateescape")
+        for i, part in enumerate(re.split("([\udc80-\udcff])", text)):
             if i % 2:
-                bad = part.encode("utf-8", "surrogateescape")
-                ids.extend(self.ranks[bytes([b])] for b in bad)
+                ids.append(self.ranks[part.encode("utf-8", "surrogateescape")])
             else:
-                ids.extend(self._encode_ordinary(part))
+                ids += self._encode_ordinary(part)
         return ids
 
     def encode_by_rank(self, text: str) -> list[int]:
         """Return `encode(text)` by our own encoder, the readable and slow one."""
-        ids: list[int] = []
-        for piece in split_text(clean_text(text), self.pattern):
-            ids.extend(merge_by_rank(piece.encode(), self.ranks))
-        return ids
+        pieces = split_text(clean_text(text), self.pattern)
+        parts = (merge_by_rank(piece.encode(), self.ranks) for piece in pieces)
+        return list(itertools.chain.from_iterable(parts))
 
     def _encode_ordinary(self, text: str) -> list[int]:
         try:
             return self._fast.encode_ordinary(text)
         except BaseException as error:
-            if not _is_panic(error):
+            if type(error).__name__ != "PanicException":
                 raise
-        return self.encode_by_rank(text)
-
-    def _allowed(self, names: str | Iterable[str]) -> set[str]:
-        if isinstance(names, str):
-            names = self.special_tokens if names == "all" else (names,)
-        names = set(names)
-        for name in names - self.special_ids.keys():
-            known = nearest(name, self.special_tokens)
-            raise ValueError(f"no special token is called {name!r}{known}")
-        return names
+        return self.encode_by_rank(text)  # a million spaces exhaust the engine's stack
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Return the bytes behind ids; a special token gives its spelling.
@@ -605,14 +441,10 @@ class Tokenizer:
         An id at or above vocab_size (a padding row of the model's table) gives U+FFFD.
         Raises ValueError for a negative id.
         """
-        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        ids, tokens, size = list(ids), self._tokens, self.vocab_size
         if ids and min(ids) < 0:
             raise ValueError(f"id {min(ids)} is negative")
-        try:
-            return b"".join(map(self._tokens.__getitem__, ids))
-        except IndexError:
-            tokens, size = self._tokens, len(self._tokens)
-            return b"".join(tokens[i] if i < size else _REPLACEMENT for i in ids)
+        return b"".join(tokens[i] if i < size else b"\xef\xbf\xbd" for i in ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text behind ids; bytes that are not UTF-8 become U+FFFD."""
@@ -628,10 +460,7 @@ class Tokenizer:
             "version": _VERSION,
             "pattern": self.pattern,
             "special_tokens": self.special_tokens,
-            "tokens": [
-                base64.b64encode(token).decode()
-                for token in self._tokens[: len(self.ranks)]
-            ],
+            "tokens": [base64.b64encode(token).decode() for token in self.ranks],
         }
         return json.dumps(table, indent=0)
 
@@ -652,23 +481,26 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote. Raises DataError for any other file or version."""
-        return cls(*_read_tokenizer(Path(path)))
+        try:
+            table = json.loads(Path(path).read_text(encoding="utf-8"))
+            kind = table.get("format"), table.get("version")
+            if kind != (_FORMAT, _VERSION):
+                known = f"this littlelm reads {(_FORMAT, _VERSION)}"
+                raise ValueError(f"format and version are {kind}, {known}")
+            tokens = [base64.b64decode(t, validate=True) for t in table["tokens"]]
+            ranks = {token: rank for rank, token in enumerate(tokens)}
+            return cls(ranks, table["pattern"], table["special_tokens"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} is not a saved tokenizer: {error}") from error
 
     @classmethod
     def gpt2(cls, path: str | Path | None = None) -> Self:
         """Return GPT-2's tokenizer: 50,257 ids, <|endoftext|> as BOS.
 
-        path: GPT-2's vocab.bpe (merges.txt) or r50k_base.tiktoken, checked by hash;
-        None: through tiktoken, which downloads it once.
-        Raises DataError: another file, or neither a network nor tiktoken's cache.
+        path: GPT-2's vocab.bpe (also called merges.txt), checked by its hash; None:
+        through tiktoken, which downloads it once. Raises DataError where neither works.
         """
         return cls(_gpt2_ranks(path), GPT2_PATTERN, ("<|endoftext|>",))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.ranks, self.pattern, self.special_tokens)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.vocab_size:,} ids, {self.fingerprint})"
 
 
 class TextStream:
@@ -684,97 +516,40 @@ class TextStream:
 
     def flush(self) -> str:
         """End the text: what was held back can only be an incomplete character."""
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return rest
-
-
-def _is_panic(error: BaseException) -> bool:
-    """Whether the Rust engine gave up: a run of a million spaces exhausts its stack."""
-    return type(error).__name__ == "PanicException"
-
-
-def _tokens_in_order(ranks: Mapping[bytes, int]) -> list[bytes]:
-    """Return the tokens by rank. Raises DataError for ranks that cannot encode."""
-    for byte in range(256):
-        if bytes([byte]) not in ranks:
-            raise DataError(
-                f"ranks lack the single byte {byte}: it could not be encoded"
-            )
-    tokens = sorted(ranks, key=ranks.__getitem__)
-    for rank, token in enumerate(tokens):
-        if ranks[token] != rank:
-            raise DataError(f"ranks must be 0 ... {len(ranks) - 1}: {rank} is missing")
-    return tokens
+        return self._decoder.decode(b"", final=True)
 
 
 # ---- Save, load, and GPT-2's vocabulary
 
-
-def _read_tokenizer(path: Path) -> tuple[dict[bytes, int], str, tuple[str, ...]]:
-    """Return (ranks, pattern, special tokens) of a saved tokenizer."""
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        kind, version = table["format"], table["version"]
-    except FileNotFoundError as error:
-        raise DataError(f"no tokenizer {path}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a saved tokenizer: {error!r}") from error
-    if (kind, version) != (_FORMAT, _VERSION):
-        raise DataError(
-            f"{path} has format {kind!r} version {version!r}; this littlelm reads "
-            f"{_FORMAT!r} version {_VERSION}: use the littlelm that wrote it"
-        )
-    try:
-        tokens = [base64.b64decode(t, validate=True) for t in table["tokens"]]
-        pattern, special = table["pattern"], tuple(table["special_tokens"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {error!r}") from error
-    return {token: rank for rank, token in enumerate(tokens)}, pattern, special
-
-
-_GPT2_FILES = {
-    "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5": "vocab.bpe",
-    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": "tiktoken",
-}
+_GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 
 
 def _gpt2_ranks(path: str | Path | None) -> dict[bytes, int]:
-    if path is None:
-        try:
-            engine = tiktoken.get_encoding("gpt2")
-        except Exception as error:
-            raise DataError(
-                "GPT-2's vocabulary is not in tiktoken's cache and was not downloaded "
-                f"({type(error).__name__}): go online once, or give the path of "
-                "vocab.bpe or r50k_base.tiktoken"
-            ) from error
-        return {engine.decode_single_token_bytes(i): i for i in range(50256)}
     try:
+        if path is None:
+            engine = tiktoken.get_encoding("gpt2")
+            return {engine.decode_single_token_bytes(i): i for i in range(50256)}
         data = Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(f"GPT-2's vocabulary: {error}") from error
-    digest = hashlib.sha256(data).hexdigest()
-    kind = _GPT2_FILES.get(digest)
-    if kind is None:
+    except Exception as error:
         raise DataError(
-            f"{path} is neither GPT-2's vocab.bpe nor r50k_base.tiktoken: its sha256 "
-            f"is {digest[:16]}..., not {' or '.join(d[:16] for d in _GPT2_FILES)}"
+            f"no GPT-2 vocabulary from {path or 'tiktoken'} ({type(error).__name__}): "
+            "go online once, or give the path of vocab.bpe"
+        ) from error
+    if (digest := hashlib.sha256(data).hexdigest()) != _GPT2_SHA256:
+        raise DataError(
+            f"{path} is not GPT-2's vocab.bpe: "
+            f"sha256 {digest[:16]}..., not {_GPT2_SHA256[:16]}..."
         )
-    if kind == "tiktoken":
-        lines = (line.split() for line in data.splitlines())
-        return {base64.b64decode(token): int(rank) for token, rank in lines}
-    # vocab.bpe spells each byte as a printable character: those that are printable
-    # stand for themselves, the others follow from U+0100 on.
+    # It spells each byte as one character: bytes that are printable as themselves, the
+    # others by the characters from U+0100 on.
     printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     others = [b for b in range(256) if b not in printable]
-    byte_of = {chr(b): b for b in printable}
-    byte_of |= {chr(256 + i): b for i, b in enumerate(others)}
-    ranks = {bytes([b]): i for i, b in enumerate((*printable, *others))}
-    for line in data.decode().splitlines()[1:]:
-        token = bytes(byte_of[c] for c in line.replace(" ", ""))
-        ranks[token] = len(ranks)
-    return ranks
+    letters = map(chr, (*printable, *range(256, 256 + len(others))))
+    singles = [bytes([b]) for b in (*printable, *others)]
+    byte_of = {" ": b"", **dict(zip(letters, singles, strict=True))}
+    merges = data.decode().splitlines()[1:]
+    tokens = singles + [b"".join(map(byte_of.__getitem__, line)) for line in merges]
+    return {token: rank for rank, token in enumerate(tokens)}
 
 
 # ---- The parts that a run can name
@@ -785,20 +560,16 @@ def bpe_tokenizer(
     texts: Iterable[str],
     vocab_size: int,
     pattern: str = SPLIT_PATTERN,
-    special_tokens: tuple[str, ...] = SPECIAL_TOKENS,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
     workers: int = 1,
     engine: Literal["python", "rustbpe"] = "python",
 ) -> Tokenizer:
     """Train a tokenizer of vocab_size ids, the special tokens among them."""
-    ranks = vocab_size - len(special_tokens)
-    if ranks < 256:
-        raise ConfigError(
-            f"tokenizer.vocab_size = {vocab_size}: 256 bytes and {len(special_tokens)} "
-            f"special tokens need at least {256 + len(special_tokens)}"
-        )
-    return Tokenizer(
-        train_bpe(texts, ranks, pattern, workers, engine), pattern, special_tokens
-    )
+    if vocab_size < (least := 256 + len(special_tokens)):
+        need = f"bytes and special tokens need {least}"
+        raise ConfigError(f"tokenizer.vocab_size = {vocab_size}: {need}")
+    ranks = train_bpe(texts, vocab_size - len(special_tokens), pattern, workers, engine)
+    return Tokenizer(ranks, pattern, special_tokens)
 
 
 @register("tokenizer", "gpt2")
@@ -807,7 +578,5 @@ def gpt2_tokenizer(
 ) -> Tokenizer:
     """Return GPT-2's tokenizer; texts are not read, vocab_size must be 50,257."""
     if vocab_size != 50257:
-        raise ConfigError(
-            f"tokenizer.vocab_size = {vocab_size}: GPT-2's vocabulary has 50257"
-        )
+        raise ConfigError(f"tokenizer.vocab_size = {vocab_size}: GPT-2 has 50257 ids")
     return Tokenizer.gpt2(path)

@@ -4,7 +4,6 @@ Also what no contract can ask of every tokenizer: our pattern, workers and the h
 seed, the engines by name, GPT-2's vocabulary, and the errors in one line.
 """
 
-import base64
 import hashlib
 import os
 import random
@@ -41,7 +40,8 @@ USUAL = (  # the pattern as nanochat writes it
 )
 MIXED = st.text(
     st.one_of(
-        st.characters(exclude_categories=["Cs"]),
+        # Not what this Python's Unicode lacks: the engines class it differently.
+        st.characters(exclude_categories=["Cs", "Cn"]),
         st.sampled_from("aB1 \n\t'sLl!.é漢\u0558\u0300\u200d\u2028\x1c\x85\u017f🙂"),
     ),
     max_size=60,
@@ -101,19 +101,28 @@ def test_workers_give_the_same_counts(corpus):
     assert count_words(iter(some), workers=2) == count_words(some)
 
 
-def test_workers_get_texts_in_bounded_batches():
-    read = 0
+class Text(str):
+    alive = 0
+
+    def __new__(cls, text):
+        cls.alive += 1
+        return super().__new__(cls, text)
+
+    def __del__(self):
+        type(self).alive -= 1
+
+
+def test_workers_hold_few_texts_at_once():
+    most = 0
 
     def texts():
-        nonlocal read
-        for _ in range(40):
-            read += 1
-            yield "words and more " * 100_000
+        nonlocal most
+        for i in range(2000):
+            most = max(most, Text.alive)
+            yield Text(f"words and more {i}")
 
-    batches = module._batches(texts())
-    next(batches)
-    assert read == 1, "a batch is sent as soon as it is full"
-    assert len(list(module._batches(["a"] * 10))) == 1, "short texts share a batch"
+    assert count_words(texts(), workers=2)["words"] == 2000
+    assert most < 1000, f"{most} of 2,000 texts were held at once"
 
 
 def test_the_hash_seed_changes_nothing():
@@ -137,14 +146,6 @@ def test_the_hash_seed_changes_nothing():
 def test_running_out_of_pairs_is_said():
     with pytest.warns(UserWarning, match="258 ranks, not 300"):
         train_bpe(["ab ab"], 300)
-
-
-def test_a_text_above_the_list_limit_counts_the_same(monkeypatch):
-    text = "def f(x):\n    return 'é' + x\n" * 50
-    want = count_words([text])
-    monkeypatch.setattr(module, "_LONG_TEXT", 100)
-    assert count_words([text]) == want
-    assert want.total() == len(regex.findall(SPLIT_PATTERN, text))
 
 
 # ---- Cutting text
@@ -257,7 +258,7 @@ def test_the_longest_special_token_wins():
     tokenizer = Tokenizer(WORLD.ranks, special_tokens=("<|a", "<|a|>", "<|🙂|>"))
     ids = tokenizer.special_ids
     assert tokenizer.encode("<|a|><|a", "all") == [ids["<|a|>"], ids["<|a"]]
-    assert tokenizer.encode("<|\ud83d\ude42|>", "<|🙂|>") == [ids["<|🙂|>"]]
+    assert tokenizer.encode("<|\ud83d\ude42|>", ["<|🙂|>"]) == [ids["<|🙂|>"]]
 
 
 def test_decoding_takes_arrays(ranks):
@@ -317,29 +318,23 @@ def _gpt2_characters():
     return shown + [chr(256 + i) for i in range(256 - len(shown))]
 
 
-def test_gpt2_from_both_of_its_files(tmp_path, monkeypatch):
-    """With files of the same form in miniature, since nothing is downloaded here."""
+def test_gpt2_from_its_file(tmp_path, monkeypatch):
+    """With a file of the same form in miniature, since nothing is downloaded here."""
     letters = dict(zip(_gpt2_bytes(), _gpt2_characters(), strict=True))
     space = letters[ord(" ")]
-    merges = f"#version: 0.2\nt h\nth e\n{space} the\n"
-    bpe = tmp_path / "vocab.bpe"
-    bpe.write_text(merges, encoding="utf-8")
-    tokens = [bytes([b]) for b in _gpt2_bytes()] + [b"th", b"the", b" the"]
-    lines = [b"%s %d\n" % (base64.b64encode(t), i) for i, t in enumerate(tokens)]
-    plain = tmp_path / "r50k_base.tiktoken"
-    plain.write_bytes(b"".join(lines))
+    path = tmp_path / "vocab.bpe"
+    path.write_text(f"#version: 0.2\nt h\nth e\n{space} the\n", encoding="utf-8")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     with pytest.raises(DataError, match=r"vocab\.bpe") as raised:
-        Tokenizer.gpt2(bpe)
-    digests = {hashlib.sha256(p.read_bytes()).hexdigest(): p for p in (bpe, plain)}
-    assert next(iter(digests))[:16] in str(raised.value), "the error names the hash"
-    kinds = dict(zip(digests, ("vocab.bpe", "tiktoken"), strict=True))
-    monkeypatch.setattr(module, "_GPT2_FILES", kinds)
-    for path in (bpe, plain):
-        tokenizer = Tokenizer.gpt2(path)
-        assert tokenizer.vocab_size == 260
-        assert tokenizer.bos_id == tokenizer.special_ids["<|endoftext|>"] == 259
-        assert tokenizer.pattern == GPT2_PATTERN
-        assert tokenizer.encode("the the") == [257, 258]
+        Tokenizer.gpt2(path)
+    assert digest[:16] in str(raised.value), "the error names the hash"
+    monkeypatch.setattr(module, "_GPT2_SHA256", digest)
+    tokenizer = Tokenizer.gpt2(path)
+    assert tokenizer.vocab_size == 260
+    assert tokenizer.bos_id == tokenizer.special_ids["<|endoftext|>"] == 259
+    assert tokenizer.pattern == GPT2_PATTERN
+    assert tokenizer.encode("the the") == [257, 258]
+    assert list(tokenizer.ranks)[:256] == [bytes([b]) for b in _gpt2_bytes()]
 
 
 def test_gpt2_without_a_network_is_one_line(monkeypatch):

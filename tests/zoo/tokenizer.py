@@ -76,9 +76,9 @@ class Quadratic(Tokenizer):
 class Surrogates(Tokenizer):
     """A batch drops what UTF-8 cannot hold, a single text does not."""
 
-    def encode_batch(self, texts, allowed_special=(), threads=None):
+    def encode_batch(self, texts, allowed_special=()):
         clean = [t.encode("utf-8", "ignore").decode() for t in texts]
-        return super().encode_batch(clean, allowed_special, threads)
+        return super().encode_batch(clean, allowed_special)
 
 
 class LoneHalves(Tokenizer):
