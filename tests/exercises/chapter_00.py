@@ -19,7 +19,7 @@ def exercise_0_2(answer):
     hours, dollars = answer(
         tokens=7.2e9, tokens_per_second=1e6, gpus=2, dollars_per_gpu_hour=5.0
     )
-    assert math.isclose(hours, 2.0), f"7.2e9 tokens at 1e6 a second are 2 h, not {hours}"
+    assert math.isclose(hours, 2.0), f"7.2e9 at 1e6 a second are 2 h, not {hours}"
     assert math.isclose(dollars, 20.0), f"2 GPUs for 2 h at $5 are $20, not {dollars}"
     _, one = answer(tokens=7.2e9, tokens_per_second=1e6, gpus=1, dollars_per_gpu_hour=5)
     assert math.isclose(one, 10.0), "the price is per GPU and hour"
@@ -45,7 +45,8 @@ def exercise_0_4(answer):
         ("1e-3x", "1e-3x"), ("my.py:Mine", "my.py:Mine"), ("[1, 2]", [1, 2]),
     ):  # fmt: skip
         got = answer(text)
-        assert got == value and type(got) is type(value), f"{text!r} became {got!r}"
+        assert got == value, f"{text!r} became {got!r}"
+        assert type(got) is type(value), f"{text!r} became a {type(got).__name__}"
 
 
 def exercise_0_5(answer):
