@@ -195,3 +195,16 @@ def test_the_picture_is_the_chapters_own():
     ]
     copy = (ROOT / picture[2]).read_text(encoding="utf-8").rstrip()
     assert copy == figures[0], "copy chapter 00's first figure to " + picture[2]
+
+
+def test_the_table_of_chapters_is_the_chapters_own():
+    text = README.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "chapters").glob("[0-9][0-9]_*.md")):
+        chapter = path.read_text(encoding="utf-8")
+        title = re.search(r"^# (.+)$", chapter, re.M)[1]
+        needs, minutes = re.search(
+            r"^Prerequisites: (.+?) · about (\d+) minutes", chapter, re.M
+        ).groups()
+        link = f"chapters/{path.stem}.ipynb"
+        row = f"| {path.stem[:2]} [{title}]({link}) | {needs} | {minutes} |"
+        assert row in text.splitlines(), f"README.md lacks the row {row}"
