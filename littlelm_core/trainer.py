@@ -2,13 +2,12 @@
 """The training loop: whole steps, whole checkpoints, and a log without gaps.
 
 A step is the gradient of one big batch, taken in pieces that fit in memory, clipped
-once, and refused when it is not finite. A checkpoint is everything that the next step
-depends on (weights, optimizer, place in the data, random state), and it is either whole
-or absent. Without the first a run trains another objective than the one on paper;
-without the second a lost machine costs the run.
+once, and refused when it is not finite; otherwise a run trains another objective than
+the one on paper. A checkpoint is all that the next step depends on, and it is whole or
+absent; otherwise a lost machine costs the run.
 
-The hardware wants few, large calls: one synchronization a step, no work in Python
-between micro-batches, and matrix products in the widest format that it multiplies.
+The hardware wants few, large calls: one wait for the device a step, and matrix products
+in the fastest format that it multiplies.
 
 Shapes: B rows of a micro-batch, T tokens of a row, N rows times tokens.
 """
@@ -50,14 +49,7 @@ from littlelm_core.config import (
 )
 from littlelm_core.ingest import Prepared, prepare_run
 from littlelm_core.model import flops_per_token, model_config, parameter_role
-from littlelm_core.report import (
-    MetricsLog,
-    Page,
-    Progress,
-    mfu,
-    start_facts,
-    write_text,
-)
+from littlelm_core.report import Report, mfu, write_text
 from littlelm_core.shards import IGNORED, ValidationRows
 from littlelm_core.tokenizer import Tokenizer
 
@@ -75,6 +67,7 @@ __all__ = [
     "accumulation",
     "changed_keys",
     "checkpoints",
+    "claim",
     "clip_gradients",
     "is_complete",
     "load_checkpoint",
@@ -85,7 +78,6 @@ __all__ = [
     "plain_weights",
     "prune_checkpoints",
     "read_checkpoint",
-    "sample_text",
     "score",
     "train",
     "write_checkpoint",
@@ -104,9 +96,8 @@ def accumulate_gradients(
     """Add the gradient of (summed loss / tokens) over all micro-batches to `.grad`.
 
     loss: called as loss(ids_BT, targets_BT, reduction="sum"), in nats.
-    tokens: the valid targets of the whole step, over micro-batches and processes; then
-    any split of the rows gives the gradient of the one big batch.
-    Returns the summed loss of this process in nats.
+    tokens: valid targets of the whole step, over micro-batches and processes.
+    Returns the summed loss of this process.
     """
     total = 0.0
     for ids_BT, targets_BT in batches:
@@ -125,7 +116,7 @@ class World(NamedTuple):
 
     @classmethod
     def current(cls) -> "World":
-        """Return this process's place; the model never asks for it."""
+        """Return this process's place."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
@@ -140,10 +131,7 @@ class World(NamedTuple):
         return total.tolist()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum every gradient over all processes, once a step.
-
-        A sum and no mean: the loss was divided by the tokens of all processes already.
-        """
+        """Sum (the loss was divided by all tokens already), once a step."""
         for parameter in parameters if self.size > 1 else ():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -151,20 +139,17 @@ class World(NamedTuple):
 
 
 def accumulation(run: RunConfig, context: int, world: int = 1) -> int:
-    """Return the micro-batches of one step; the tokens of a step must come out exactly.
-
-    Raises ConfigError when rows * context * grad_accum * world is not tokens_per_step.
-    """
+    """Return the micro-batches of a step. Raises ConfigError for a part of one."""
     micro = run.rows * context * world
     if run.tokens_per_step == -1:
         return max(run.grad_accum, 1)
     steps = run.tokens_per_step // micro if run.grad_accum == -1 else run.grad_accum
-    if steps * micro != run.tokens_per_step or steps < 1:
+    if steps * micro != run.tokens_per_step:
         near = max(round(run.tokens_per_step / micro), 1) * micro
         raise ConfigError(
             f"tokens_per_step = {run.tokens_per_step} is not rows {run.rows} * context "
-            f"{context} * {world} process(es) * grad_accum {max(steps, 1)} = "
-            f"{max(steps, 1) * micro}: the nearest that fits is {near}, or change rows"
+            f"{context} * {world} process(es) * grad_accum {max(steps, 1)}: "
+            f"the nearest that fits is {near}, or change rows"
         )
     return steps
 
@@ -175,9 +160,7 @@ def accumulation(run: RunConfig, context: int, world: int = 1) -> int:
 def clip_gradients(parameters: Iterable[nn.Parameter], clip: float) -> float:
     """Scale the gradients to a global norm of at most `clip`; return the norm before.
 
-    One norm over all parameters together, once a step, after every micro-batch and
-    process is in. clip = -1 is off. A norm that is not finite scales nothing: the
-    caller must not take that step.
+    clip = -1 is off. A norm that is not finite scales nothing: do not take that step.
     """
     with_gradient = [p for p in parameters if p.grad is not None]
     norm = get_total_norm([p.grad for p in with_gradient])
@@ -198,22 +181,17 @@ def parameter_groups(
 
     options: the run's [optimizer] table; a table in it that is named after a role
     ([optimizer.matrix]) holds that group's own keys. Norm gains and scalars are not
-    decayed unless their table says so: decay pulls to 0, and their place is near 1. A
-    tied weight counts where it stands first.
-    Raises ValueError for a parameter without a role.
+    decayed unless theirs says so. Raises ValueError for a parameter without a role.
     """
     tables = {k: v for k, v in options.items() if k in ROLES and isinstance(v, Mapping)}
     shared = {k: v for k, v in options.items() if k not in tables}
-    by_role: dict[str, list[nn.Parameter]] = {role: [] for role in ROLES}
+    groups = {role: {"name": role, "params": []} for role in ROLES}
     for name, parameter in model.named_parameters():  # names a tied weight once
-        by_role[parameter_role(plain_name(name))].append(parameter)
-    groups = []
-    for role, parameters in by_role.items():
-        if parameters:
-            undecayed = {"weight_decay": 0.0} if role in NOT_DECAYED else {}
-            own = {**undecayed, **tables.get(role, {})}
-            groups.append({"name": role, "params": parameters, **own})
-    return groups, shared
+        groups[parameter_role(plain_name(name))]["params"].append(parameter)
+    for role, group in groups.items():
+        undecayed = {"weight_decay": 0.0} if role in NOT_DECAYED else {}
+        group.update(undecayed | tables.get(role, {}))
+    return [group for group in groups.values() if group["params"]], shared
 
 
 def plain_name(name: str) -> str:
@@ -229,8 +207,7 @@ class Precision:
     """fp32 weights, and matrix products in bf16 where the machine multiplies bf16.
 
     dtype: "fp32", "bf16", or "auto": bf16 on a GPU that has it and on a CPU with
-    AVX-512 or AMX instructions for it, else fp32. compile: hand the loss to
-    torch.compile (a wait at the start, faster steps after it).
+    AVX-512 or AMX instructions for it, else fp32. compile: with torch.compile.
     """
 
     def __init__(self, dtype: str = "auto", compile: bool = False):
@@ -241,22 +218,19 @@ class Precision:
     def prepare(self, model: nn.Module, device: torch.device) -> Callable[..., Tensor]:
         """Settle the format for a device; return the loss function to train with."""
         self.device = device
+        if device.type == "cuda":
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+            fast = any(getattr(torch.cpu, n, bool)() for n in names)
         if self.dtype == "auto":
-            self.dtype = "bf16" if self._multiplies_bf16(device) else "fp32"
+            self.dtype = "bf16" if fast else "fp32"
         return torch.compile(model.loss) if self.compile else model.loss
 
     def context(self) -> AbstractContextManager:
         """Return the context in which forward passes run."""
-        if self.dtype == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
-
-    @staticmethod
-    def _multiplies_bf16(device: torch.device) -> bool:
-        if device.type == "cuda":
-            return torch.cuda.is_bf16_supported(including_emulation=False)
-        names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-        return any(getattr(torch.cpu, n, bool)() for n in names)
+        bf16 = self.dtype == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
 
 
 # ---- A checkpoint is whole or absent
@@ -266,33 +240,26 @@ FORMAT = 1  # of a checkpoint folder; another number is refused by name
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict without wrapper prefixes, a tied weight once."""
-    weights, seen = {}, set()
-    for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), tensor.shape)
-        if tensor.numel() == 0 or place not in seen:
-            weights[plain_name(name)] = tensor
-        seen.add(place)
-    return weights
+    state = model.state_dict(keep_vars=True)  # the parameters: a tied one is one object
+    first = {id(tensor): name for name, tensor in reversed(state.items())}
+    return {plain_name(name): state[name].detach() for name in first.values()}
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Copy a checkpoint's weights into a model. Strict: raises CheckpointError."""
+    path, own = folder / "model.safetensors", plain_weights(model)
     try:
-        saved, own = load_file(folder / "model.safetensors"), plain_weights(model)
+        saved = load_file(path)
     except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged ({error}): take another") from error
+    theirs, ours = ({n: list(t.shape) for n, t in w.items()} for w in (saved, own))
+    names = {**ours, **theirs}
+    if wrong := [n for n in names if theirs.get(n) != ours.get(n)]:
+        there, here = (w.get(wrong[0], "absent") for w in (theirs, ours))
         raise CheckpointError(
-            f"{folder / 'model.safetensors'} is damaged ({error}): take an earlier one"
-        ) from error
-    wrong = [f"lacks {n}" for n in own if n not in saved]
-    wrong += [f"has {n} too" for n in saved if n not in own]
-    wrong += [
-        f"has {n} as {list(saved[n].shape)} where this model has {list(own[n].shape)}"
-        for n in own
-        if n in saved and saved[n].shape != own[n].shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise CheckpointError(f"{folder} is of another model: it {wrong[0]}{more}")
+            f"{folder} is of another model, {len(wrong)} of {len(names)} weights "
+            f"differ: {wrong[0]} is {there} there and {here} here"
+        )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(saved[name])
@@ -309,21 +276,22 @@ def write_checkpoint(
     """Write one checkpoint folder: whole, or not there at all.
 
     tensors: optimizer and random state, for `torch.save`; state: what fits in JSON,
-    with the number of the step. Everything goes into a temporary folder, is flushed to
-    the disk, and then gets its name in one atomic rename.
+    with the number of the step.
     Raises CheckpointError: weights that are not finite, a disk that is full.
     """
     final = run_dir / "checkpoints" / f"step_{state['step']:08d}"
+    if is_complete(final):
+        return final
     for name, tensor in weights.items():
-        if not torch.isfinite(tensor).all():
+        if not tensor.isfinite().all():
             raise CheckpointError(
                 f"{name} is not finite at step {state['step']}: no checkpoint written, "
                 "run again from the last one with a lower learning rate"
             )
-    if is_complete(final):
-        return final
-    temporary = final.with_name(f".tmp-{final.name}-{os.getpid()}")
+    temporary = final.with_name(f".tmp-{final.name}")
     try:
+        for abandoned in final.parent.glob(".tmp-*"):  # by a process that was killed
+            shutil.rmtree(abandoned)
         temporary.mkdir(parents=True)
         contiguous = {n: t.contiguous() for n, t in weights.items()}
         save_file(contiguous, temporary / "model.safetensors")
@@ -352,13 +320,12 @@ def write_checkpoint(
 
 def _flush(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows flushes folders by itself
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    if path.is_file() or os.name != "nt":  # Windows flushes folders by itself
+        handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def is_complete(folder: Path) -> bool:
@@ -371,86 +338,75 @@ def is_complete(folder: Path) -> bool:
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:
-    """Return a run's complete checkpoints, oldest first; warn of the others."""
-    folders = sorted((Path(run_dir) / "checkpoints").glob("*step_*"))
-    whole = [f for f in folders if f.name.startswith("step_") and is_complete(f)]
-    for folder in folders:
-        if folder not in whole:
-            warnings.warn(f"{folder} is incomplete and ignored", stacklevel=2)
-    return whole
+    """Return a run's complete checkpoints, oldest first."""
+    return sorted(filter(is_complete, (Path(run_dir) / "checkpoints").glob("step_*")))
 
 
 def newest_checkpoint(run_dir: str | Path) -> Path | None:
-    """Return the newest complete checkpoint of a run, or None."""
-    return max(checkpoints(run_dir), default=None)
+    """Return the newest complete checkpoint of a run, or None; warn of the others."""
+    whole = checkpoints(run_dir)
+    for folder in (Path(run_dir) / "checkpoints").glob("*step_*"):
+        if folder not in whole:
+            warnings.warn(f"{folder} is incomplete and ignored", stacklevel=2)
+    return whole[-1] if whole else None
 
 
 def prune_checkpoints(run_dir: Path, keep: int, resumed: Path | None = None) -> None:
     """Delete all but the newest `keep` complete checkpoints.
 
-    Never the one a run resumed from, nor one that holds a file named `pinned`. What an
-    interrupted save left behind goes too.
+    Never the one a run resumed from, nor one that holds a file named `pinned`.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        whole = checkpoints(run_dir)
-    for folder in whole[: -max(keep, 1)]:
+    for folder in checkpoints(run_dir)[: -max(keep, 1)]:
         if folder != resumed and not (folder / "pinned").exists():
             shutil.rmtree(folder)
-    for folder in (run_dir / "checkpoints").glob(".tmp-step_*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_checkpoint(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Return (run, state) of a checkpoint folder, without its weights."""
+    if not is_complete(folder):
+        raise CheckpointError(f"{folder} is incomplete: take an earlier checkpoint")
     state = json.loads((folder / "state.json").read_text("utf-8"))
     if state["format"] != FORMAT:
         raise CheckpointError(
-            f"{folder} has checkpoint format {state['format']}; this version reads "
-            f"format {FORMAT}: use the littlelm that wrote it"
+            f"{folder} has checkpoint format {state['format']}, this version reads "
+            f"{FORMAT}: use the littlelm that wrote it"
         )
     try:
         table = json.loads((folder / "run.json").read_text("utf-8"))
         return RunConfig.model_validate(table), state
     except ValueError as error:
         raise CheckpointError(
-            f"{folder / 'run.json'} is not a run of this version: take another "
-            f"one, or the littlelm that wrote it ({str(error).splitlines()[0]})"
+            f"{folder / 'run.json'} is not a run of this version: use the littlelm "
+            f"that wrote it ({str(error).splitlines()[0]})"
         ) from error
 
 
 def load_checkpoint(
     path_or_run: str | Path, device: str | torch.device = "cpu"
 ) -> tuple[nn.Module, Tokenizer, RunConfig, dict[str, Any]]:
-    """Load (model, tokenizer, run, state) from a checkpoint.
+    """Load (model in eval mode, tokenizer, run, state) from a checkpoint.
 
-    path_or_run: a checkpoint folder, a run's folder, or the name of a run; the last two
-    mean the newest complete checkpoint. The model is in eval mode.
-    Raises CheckpointError: no checkpoint, an incomplete one, an unknown format, weights
-    that do not fit; ConfigError: no such run.
+    path_or_run: a checkpoint folder; or a run's folder or name: its newest checkpoint.
+    Raises CheckpointError: no whole checkpoint, or not one of this version or model;
+    ConfigError: no such run.
     """
-    folder: Path | None = Path(path_or_run)
+    folder = Path(path_or_run)
     if not folder.is_dir():
         folder = Path(load_run(path_or_run).run_dir)
-    if folder.name.startswith("step_") or (folder / "state.json").exists():
-        if not is_complete(folder):
-            raise CheckpointError(f"{folder} is incomplete: take an earlier checkpoint")
-    elif (newest := newest_checkpoint(folder)) is None:
-        raise CheckpointError(f"no checkpoint in {folder}: train that run first")
-    else:
-        folder = newest
+    if not folder.name.startswith("step_") and not (folder / "state.json").exists():
+        run_dir, folder = folder, newest_checkpoint(folder)
+        if folder is None:
+            raise CheckpointError(f"no checkpoint in {run_dir}: train that run first")
     run, state = read_checkpoint(folder)
     own = resolve("tokenizer", run.tokenizer.use)  # a class of its own may load itself
-    load = getattr(own, "load", Tokenizer.load)
-    tokenizer = load(folder / "tokenizer.json")
+    tokenizer = getattr(own, "load", Tokenizer.load)(folder / "tokenizer.json")
     model = resolve("model", run.model.use)(model_config(run, tokenizer.vocab_size))
     load_weights(model, folder)
     return model.to(device).eval(), tokenizer, run, state
 
 
-# What may change when a run resumes: where it stops, how its rows are cut into
-# micro-batches (the tokens of a step stay), what it reports, and the schedule, so that
-# a decay can branch from any checkpoint.
+# When a run goes on: where it stops, how its rows are cut (the tokens of a step stay),
+# what it reports, and the schedule, so that a decay can branch from any checkpoint.
 MAY_CHANGE = (
     "name", "run_dir", "steps", "stop_step", "rows", "grad_accum", "tokens_per_step",
     "max_skipped", "checkpoint_every", "checkpoints_kept", "validate_every",
@@ -458,18 +414,14 @@ MAY_CHANGE = (
 )  # fmt: skip
 
 
-def changed_keys(old: Mapping, new: Mapping, path: str = "") -> list[str]:
-    """Return "key old -> new" for each key that differs and may not."""
-    found = []
-    for key in sorted({*old, *new}):
-        a, b, name = old.get(key), new.get(key), f"{path}{key}"
-        if name in MAY_CHANGE or a == b:
-            continue
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += changed_keys(a, b, f"{name}.")
-        else:
-            found.append(f"{name} {a!r} -> {b!r}")
-    return found
+def changed_keys(old: Any, new: Any, name: str = "") -> list[str]:
+    """Return "key old -> new" for each key of two tables that differs and may not."""
+    if name in MAY_CHANGE or old == new:
+        return []
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return [f"{name} {old!r} -> {new!r}"]
+    keys = {k: f"{name}.{k}".strip(".") for k in sorted({*old, *new})}
+    return [c for k, n in keys.items() for c in changed_keys(old.get(k), new.get(k), n)]
 
 
 # ---- Validation counts bytes
@@ -483,8 +435,7 @@ def score(
 ) -> list[float]:
     """Return the sums [nats, tokens, bytes] over batches (ids_BT, targets_BT).
 
-    bytes_V: the bytes of each id on the device, 0 for a special token: those are no
-    text and count neither loss nor bytes. Sums do not depend on the batch size.
+    bytes_V: the bytes of each id, 0 for a special token: those count nothing.
     """
     sums = [0.0, 0.0, 0.0]
     for ids_BT, targets_BT in batches:
@@ -494,34 +445,6 @@ def score(
         for i, value in enumerate((nats, (bytes_BT > 0).sum(), bytes_BT.sum())):
             sums[i] += float(value)
     return sums
-
-
-@torch.no_grad()
-def sample_text(
-    model: nn.Module,
-    tokenizer: Tokenizer,
-    prompt: str,
-    tokens: int = 64,
-    temperature: float = 0.8,
-    seed: int = 0,
-) -> str:
-    """Continue a prompt by up to `tokens` tokens; return the continuation alone.
-
-    Every token costs a whole forward pass: chapter 07 does it with a cache. Draws from
-    a generator of its own, so that a sample changes nothing in the run.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
-    start, device = len(ids), next(model.parameters()).device
-    for _ in range(tokens):
-        ids_1T = torch.tensor([ids[-model.cfg.context :]], device=device)
-        logits_V = model(ids_1T)[0, -1, : tokenizer.vocab_size].float().cpu()
-        p_V = (logits_V / temperature).softmax(-1)
-        drawn = int(torch.multinomial(p_V, 1, generator=generator))
-        if drawn in tokenizer.special_ids.values():
-            break
-        ids.append(drawn)
-    return tokenizer.decode(ids[start:])
 
 
 # ---- One step, and everything it depends on
@@ -571,12 +494,15 @@ class Loop:
         """Targets of one whole step, over micro-batches and processes."""
         return self.run.rows * self.cfg.context * self.grad_accum * self.world.size
 
+    def place(self, ids: Any) -> Tensor:
+        """Return token ids as int64 on the device."""
+        return torch.as_tensor(ids).to(self.device, torch.int64, non_blocking=True)
+
     def take_step(self) -> dict[str, Any] | None:
         """Take one optimizer step; return its record, or None when the data has ended.
 
-        Fewer micro-batches than `grad_accum` at the end of the data are a step too. A
-        loss or gradient that is not finite changes nothing but the counters here.
-        Raises LittleLMError after run.max_skipped such steps in a row.
+        Fewer micro-batches than `grad_accum` at the end of the data are a step too.
+        Raises LittleLMError after run.max_skipped refused steps in a row.
         """
         start = time.perf_counter()
         batches = list(islice(self.batches, self.grad_accum))
@@ -588,7 +514,11 @@ class Loop:
         multiplier = self.multiplier(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = self.peaks[group["name"]] * multiplier
-        (nats,), norm = self.gradients(batches, tokens)
+        self.optimizer.zero_grad(set_to_none=True)
+        nats = accumulate_gradients(self.loss, batches, tokens, self.precision.context)
+        (nats,) = self.world.sum(nats)
+        self.world.sum_gradients(self.parameters)
+        norm = clip_gradients(self.parameters, self.run.clip)
         finite = math.isfinite(nats) and math.isfinite(norm)
         self.update(finite)
         self.step += 1
@@ -605,17 +535,6 @@ class Loop:
             "skipped_steps": self.skipped_steps,
             "seconds": self.seconds,
         }
-
-    def place(self, ids: Any) -> Tensor:
-        """Return token ids as int64 on the device."""
-        return torch.as_tensor(ids).to(self.device, torch.int64, non_blocking=True)
-
-    def gradients(self, batches: list, tokens: float) -> tuple[list[float], float]:
-        """Fill every `.grad` and clip; return ([nats of all], norm before)."""
-        self.optimizer.zero_grad(set_to_none=True)
-        nats = accumulate_gradients(self.loss, batches, tokens, self.precision.context)
-        self.world.sum_gradients(self.parameters)
-        return self.world.sum(nats), clip_gradients(self.parameters, self.run.clip)
 
     def update(self, finite: bool) -> None:
         """Let the optimizer step, or refuse the step and count it."""
@@ -638,26 +557,29 @@ class Loop:
         tensors = {
             "optimizer": self.optimizer.state_dict(),
             "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if on_gpu else [],
+            "cuda_rng": [torch.cuda.get_rng_state(self.device)] if on_gpu else [],
         }
         plain = {name: getattr(self, name) for name in COUNTERS}
-        plain["tokens_per_step"] = self.tokens_per_step
+        plain |= {"tokens_per_step": self.tokens_per_step}
         return tensors, {**plain, "loader": self.loader.state_dict()}
 
     def load(self, folder: Path) -> None:
-        """Go back to a checkpoint of this run. Raises CheckpointError, DataError."""
-        _, state = read_checkpoint(folder)
-        if state["tokens_per_step"] != self.tokens_per_step:
-            raise CheckpointError(
-                f"{folder} took {state['tokens_per_step']} tokens a step, this run "
-                f"takes {self.tokens_per_step}: change grad_accum to make them equal"
+        """Go back to a checkpoint. Raises ConfigError when it is of another run."""
+        old, state = read_checkpoint(folder)
+        took = {"tokens a step": state["tokens_per_step"]}
+        takes = {"tokens a step": self.tokens_per_step}
+        old, new = old.model_dump(mode="json"), self.run.model_dump(mode="json")
+        if changed := changed_keys(old | took, new | takes):
+            raise ConfigError(
+                f"{folder} is of another run ({'; '.join(changed)}): name another "
+                "run_dir, undo the change, or delete that folder"
             )
         load_weights(self.model, folder)
         tensors = torch.load(folder / "optimizer.pt", map_location="cpu")
         self.optimizer.load_state_dict(tensors["optimizer"])
         torch.set_rng_state(tensors["rng"])
         if self.device.type == "cuda" and tensors["cuda_rng"]:
-            torch.cuda.set_rng_state_all(tensors["cuda_rng"])
+            torch.cuda.set_rng_state(tensors["cuda_rng"][0], self.device)
         self.loader.load_state_dict(state["loader"])
         self.batches = iter(self.loader)
         for name in COUNTERS:
@@ -680,36 +602,42 @@ class TrainResult:
     interrupted: bool = False  # a signal came: saved, and the same command goes on
 
 
+def claim(path: Path) -> None:
+    """Write this process's number to a file, unless it has that of a living process."""
+    other = os.getpid()
+    with suppress(OSError, ValueError):  # no file, no number in it, no such process
+        number = int(path.read_text("utf-8"))
+        os.kill(number, 0)  # sends nothing
+        other = number
+    if other != os.getpid():
+        raise ConfigError(
+            f"process {other} trains in {path.parent}: wait for it or name another "
+            f"run_dir (if it is none of yours, delete {path})"
+        )
+    write_text(path, str(os.getpid()))
+
+
 class Trainer(Loop):
-    """A run: its folder, its log, its checkpoints, and how it stops and goes on.
+    """A run: its folder, its checkpoints, and how it stops and goes on.
 
     data: what to train on; by default what `ingest.prepare_run` makes of the run.
     quiet: print nothing. Starts from the newest checkpoint of the folder.
-    Raises ConfigError when the folder holds another run.
+    Raises ConfigError when the folder holds another run, or another process trains it.
     """
 
     def __init__(
         self, run: RunConfig, data: Prepared | None = None, quiet: bool = False
     ):
+        super().__init__(run, data or prepare_run(run))
         self.run_dir = Path(run.run_dir)
         self.resumed = newest_checkpoint(self.run_dir)
-        if self.resumed:
-            old = read_checkpoint(self.resumed)[0].model_dump(mode="json")
-            if changed := changed_keys(old, run.model_dump(mode="json")):
-                raise ConfigError(
-                    f"{run.run_dir} holds another run ({'; '.join(changed)}): name "
-                    "another run_dir, undo the change, or delete that folder"
-                )
-        super().__init__(run, data or prepare_run(run))
         if self.resumed:
             self.load(self.resumed)
         self.last = run.steps if run.stop_step == -1 else min(run.steps, run.stop_step)
         self.interrupted = self.stopped = False
-        self.first = self.world.rank == 0
-        self.callbacks = [build("callback", p) for p in run.callback if self.first]
-        self.log = MetricsLog(self.run_dir, self.step, self.first)
-        self.page = Page(self.run_dir, self.first)
-        self.progress = Progress(self.last, self.step, quiet or not self.first)
+        if self.world.rank == 0:
+            claim(self.run_dir / "pid")
+        self.report = Report(self, quiet)
 
     def fit(self) -> TrainResult:
         """Train to the last step and return the result.
@@ -717,77 +645,37 @@ class Trainer(Loop):
         SIGTERM or Ctrl-C ends the step, saves, and returns with `interrupted`. What a
         killed run owed after its last checkpoint is done first.
         """
-        try:
-            with self._signals(), self.progress:
-                self.start()
+        with self._session(), self.report:
+            self.report.start()
+            self.after_step()
+            while self.step < self.last and not self.stopped:
+                if record := self.take_step():
+                    self.report.tell("train", **record)
+                else:
+                    self.last = self.step
                 self.after_step()
-                while self.step < self.last and not self.stopped:
-                    if (record := self.take_step()) is None:
-                        self.last = self.step
-                    else:
-                        record = self.log.write("train", self.step, **record)
-                        self.progress.update(record)
-                        self.call("on_step", record)
-                    self.after_step()
-        except BaseException as error:
-            reason = str(error) or type(error).__name__
-            with suppress(LittleLMError, OSError):  # the first error is the one to show
-                self.log.write("end", self.step, status="failed", error=reason)
-                self.page.write()
-            raise
-        status = "interrupted" if self.stopped else "finished"
-        self.log.write("end", self.step, status=status)
-        self.page.write()
-        result = self.result()
-        self.progress.finish(result)
-        self.call("on_end", result)
+        log = self.report.log
+        losses = [r["loss"] for r in log.records if r.get("loss") is not None]
+        scores = (log.last("validation") or {"domains": {}})["domains"]
+        result = TrainResult(
+            losses[-1] if losses else math.nan, self.step, self.tokens, self.run_dir,
+            self.skipped_steps, scores, self.stopped,
+        )  # fmt: skip
+        self.report.finish(result)
         return result
 
-    def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of every callback."""
-        for callback in self.callbacks:
-            getattr(callback, hook)(self, *arguments)
-
-    def start(self) -> None:
-        """Log and print what is about to run, and how long it may take."""
-        facts = start_facts(self) | {"seconds_expected": self.expected_seconds()}
-        self.log.write("start", self.step, **facts)
-        if self.first:
-            write_text(self.run_dir / "run.json", self.run.model_dump_json(indent=1))
-        self.progress.announce(self.run, facts)
-        self.call("on_start")
-
-    def expected_seconds(self) -> float:
-        """Time one micro-batch of random ids, keep nothing of it; scale to the rest."""
-        steps = max(self.last - self.step, 0)
-        shape = (2, self.run.rows, self.cfg.context)
-        draw = torch.Generator().manual_seed(0)
-        ids = torch.randint(self.tokenizer.vocab_size, shape, generator=draw)
-        seconds = 0.0
-        for _ in range(2 if steps else 0):  # the first one warms up
-            start = time.perf_counter()
-            accumulate_gradients(
-                self.loss, [self.place(ids)], 1, self.precision.context
-            )
-            seconds = time.perf_counter() - start
-        self.optimizer.zero_grad(set_to_none=True)
-        return seconds * self.grad_accum * steps
-
     def after_step(self) -> None:
-        """Do what this step is due for: save first, then validate and sample.
-
-        In this order, since a crash in an evaluation must not cost the steps before it.
-        """
+        """Do what this step is due for: save first, then validate and sample."""
         self.stopped = self.asked_to_stop()
         if self.due(self.run.checkpoint_every):
             self.save()
         if self.due(self.run.validate_every):
             self.validation()
         if self.run.sample_every > 0 and self.due(self.run.sample_every):
-            self.samples()
+            self.report.samples()
         if self.stopped and self.step:
             self.save()
-        self.page.refresh()
+        self.report.page.refresh()
 
     def due(self, every: int) -> bool:
         """Is this step one of every `every` steps, or the last?"""
@@ -800,12 +688,10 @@ class Trainer(Loop):
 
     def save(self) -> None:
         """Write this step's checkpoint, then delete those beyond the number kept."""
-        if self.first:
+        if self.world.rank == 0:
             tensors, state = self.state()
-            weights = plain_weights(self.model)
-            write_checkpoint(
-                self.run_dir, weights, tensors, self.tokenizer, self.run, state
-            )
+            parts = plain_weights(self.model), tensors, self.tokenizer, self.run, state
+            write_checkpoint(self.run_dir, *parts)
             prune_checkpoints(self.run_dir, self.run.checkpoints_kept, self.resumed)
         self.world.sum(0)  # the others wait until it is there
 
@@ -815,7 +701,7 @@ class Trainer(Loop):
         A signal ends it without a record: the run that goes on owes it.
         """
         whole = self.step >= self.last
-        done = self.log.last("validation", self.step)
+        done = self.report.log.last("validation", self.step)
         if self.stopped or (done and done["whole"] >= whole):
             return
         limit = -1 if whole else self.run.validation_tokens
@@ -825,59 +711,28 @@ class Trainer(Loop):
         for domain, shards in self.data.validation.items():
             sizes = self.run.rows, self.cfg.context, *self.world, limit
             rows = ValidationRows(shards, *sizes)
-            goes_on = takewhile(lambda _: not self.interrupted, rows)
+            rows = takewhile(lambda _: not self.interrupted, rows)
             with self.precision.context():
-                mine = score(self.model.loss, goes_on, bytes_V)
+                mine = score(self.model.loss, rows, bytes_V)
             sums[domain] = self.world.sum(*mine)
         self.model.train()
         self.stopped = self.asked_to_stop()
         if self.stopped:
             return
         sums["overall"] = [sum(column) for column in zip(*sums.values(), strict=True)]
-        domains = {
-            domain: {
-                "loss": nats / tokens,
-                "bits_per_byte": nats / math.log(2) / size,
-                "tokens": int(tokens),
-                "bytes": int(size),
-            }
-            for domain, (nats, tokens, size) in sums.items()
-        }
-        fields = {"domains": domains, "whole": whole}
-        record = self.log.write("validation", self.step, **fields)
-        self.progress.validation(record)
-        self.call("on_validation", record)
-
-    def samples(self) -> None:
-        """Continue the opening of one validation document of each domain."""
-        if self.stopped or self.log.last("sample", self.step):
-            return
-        self.model.eval()
-        for domain, shards in self.data.validation.items():
-            prompt = self.tokenizer.decode(shards[0][0][1:9].tolist())
-            with self.precision.context():
-                text = sample_text(self.model, self.tokenizer, prompt)
-            fields = {"domain": domain, "prompt": prompt, "text": text}
-            self.progress.sample(self.log.write("sample", self.step, **fields))
-        self.model.train()
-
-    def result(self) -> TrainResult:
-        """Return what the run has come to."""
-        losses = [r["loss"] for r in self.log.records if r.get("loss") is not None]
-        scores = self.log.last("validation") or {"domains": {}}
-        return TrainResult(
-            final_loss=losses[-1] if losses else math.nan,
-            steps=self.step,
-            tokens=self.tokens,
-            run_dir=self.run_dir,
-            skipped_steps=self.skipped_steps,
-            validation=scores["domains"],
-            interrupted=self.stopped,
-        )
+        domains = {}
+        for domain, (nats, tokens, size) in sums.items():
+            bits = nats / math.log(2) / size
+            domains[domain] = {"loss": nats / tokens, "bits_per_byte": bits}
+            domains[domain] |= {"tokens": int(tokens), "bytes": int(size)}
+        self.report.tell("validation", domains=domains, whole=whole)
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Turn SIGTERM and Ctrl-C into a wish; a second Ctrl-C stops at once."""
+    def _session(self) -> Iterator[None]:
+        """Turn SIGTERM and Ctrl-C into a wish; a second Ctrl-C stops at once.
+
+        At the end the folder is free for another process.
+        """
 
         def ask(number: int, frame: Any) -> None:
             if self.interrupted and number == signal.SIGINT:
@@ -892,13 +747,12 @@ class Trainer(Loop):
         finally:
             for name, handler in before.items():
                 signal.signal(name, handler)
+            if self.world.rank == 0:
+                (self.run_dir / "pid").unlink(missing_ok=True)
 
 
 def train(
     run: RunConfig, data: Prepared | None = None, quiet: bool = False
 ) -> TrainResult:
-    """Train a run from where its folder stands; the same call again goes on with it.
-
-    Raises ConfigError, DataError, CheckpointError and LittleLMError, in one line each.
-    """
+    """Train a run from where its folder stands; the same call again goes on with it."""
     return Trainer(run, data, quiet).fit()

@@ -57,10 +57,8 @@ class Progress:
             )
             self.task = self.bar.add_task("", total=total, completed=done)
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def stop(self) -> None:
+        """Take the bar away."""
         if self.bar is not None:
             self.bar.stop()
 
@@ -110,7 +108,7 @@ class Progress:
         if self.bar is not None:
             self.bar.start()
 
-    def update(self, record: dict[str, Any]) -> None:
+    def train(self, record: dict[str, Any]) -> None:
         """Move the bar by one train record."""
         loss = "skipped" if record["loss"] is None else f"loss {record['loss']:.3f}"
         rate = f"{record['tokens_per_second']:,.0f} tokens/s"

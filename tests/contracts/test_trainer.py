@@ -11,6 +11,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -368,7 +369,7 @@ def test_a_step_that_is_not_finite_changes_nothing(part):
                 {k: {n: t.clone() for n, t in v.items()} for k, v in state.items()}
             )
 
-        trainer.callbacks[0].on_step = keep
+        trainer.report.callbacks[0].on_step = keep
         result = trainer.fit()
         (w2, s2), (w3, s3), (w4, _) = kept[1], kept[2], kept[3]
         assert same(w2, w3), "a gradient was NaN and the weights moved (or decayed)"
@@ -554,9 +555,9 @@ def test_a_killed_run_leaves_no_gap_and_no_double_point(part):
         make(part, folder / "whole", **keys).fit()
         make(part, folder / "cut", stop_step=3, **keys).fit()
         killed = make(part, folder / "cut", **keys)
-        killed.start()
+        killed.report.start()
         for _ in range(2):  # steps 4 and 5, and then the power goes
-            killed.log.write("train", killed.step + 1, **killed.take_step())
+            killed.report.tell("train", **killed.take_step())
         with (folder / "cut" / "metrics.jsonl").open("a") as file:
             file.write('{"event": "train", "step": 6, "tok')
         make(part, folder / "cut", **keys).fit()
@@ -769,6 +770,21 @@ def test_another_run_in_the_folder_is_refused(part):
         make(part, folder, rows=2, grad_accum=4, steps=3, sample_every=5).fit()
 
 
+def test_one_process_at_a_time(part):
+    """A living process keeps the others out; a dead one, or this one, does not."""
+    with scratch() as folder:
+        make(part, folder, steps=2).fit()
+        log = (folder / "metrics.jsonl").read_bytes()
+        waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        with subprocess.Popen(waits, stdin=subprocess.PIPE) as other:
+            (folder / "pid").write_text(str(other.pid), "utf-8")
+            with refused(ConfigError, str(other.pid), str(folder), "run_dir"):
+                make(part, folder, steps=4)
+        assert (folder / "metrics.jsonl").read_bytes() == log, "the other's log"
+        assert make(part, folder, steps=4).fit().steps == 4, "that process is dead"
+        assert not (folder / "pid").exists(), "a run that has ended keeps the folder"
+
+
 # ---- Validation and the log
 
 
@@ -780,7 +796,7 @@ def test_validation_is_weighted_by_tokens_and_counts_bytes(part):
         with scratch() as folder:
             trainer = make(part, folder, rows=rows, loader=use("Ragged"))
             trainer.validation()
-            found.append(trainer.log.last("validation")["domains"])
+            found.append(trainer.report.log.last("validation")["domains"])
     for other in found[1:]:
         for domain, score in found[0].items():
             for key, value in score.items():
@@ -856,7 +872,7 @@ def test_looking_at_a_run_does_not_change_it(part):
         tokens = [r["domains"]["overall"]["tokens"] for r in scores]
         assert [r["whole"] for r in scores] == [False] * 7 + [True]
         assert max(tokens[:-1]) < tokens[-1], "the last step scores the whole split"
-        seen = trainer.callbacks[0].seen
+        seen = trainer.report.callbacks[0].seen
         assert seen[:4] == ["start", 1, "validation", 2], seen
         assert seen[-1] == "end"
 

@@ -161,6 +161,8 @@ def test_killed_at_any_moment_it_goes_on_bit_for_bit(home):
     slow = f'callback.use="{home / "own.py"}:Slow"'
     process = launch(home, where, slow)
     wait_for_step(process, where, 10)
+    with pytest.raises(LittleLMError, match=f"process {process.pid} trains in"):
+        train(run_of(home, where), quiet=True)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
