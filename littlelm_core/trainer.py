@@ -405,8 +405,8 @@ def load_checkpoint(
     return model.to(device).eval(), tokenizer, run, state
 
 
-# When a run goes on: where it stops, how its rows are cut (the tokens of a step stay),
-# what it reports, and the schedule, so that a decay can branch from any checkpoint.
+# Where a run stops, how its rows are cut (the tokens of a step stay), what it reports,
+# and the schedule, so that a decay can branch from any checkpoint.
 MAY_CHANGE = (
     "name", "run_dir", "steps", "stop_step", "rows", "grad_accum", "tokens_per_step",
     "max_skipped", "checkpoint_every", "checkpoints_kept", "validate_every",
