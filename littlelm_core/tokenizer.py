@@ -67,7 +67,7 @@ SPLIT_PATTERN = (
     r"|\s*[\r\n])"  # line ends, with the space before them
     r"|\s+(?!\S)|\s+"  # space; its last character goes with the word that follows
 )
-# The same for ASCII text, in the standard engine, which is twice as fast.
+# The same for ASCII text, in the standard engine.
 _ASCII_SPLIT = re.compile(
     SPLIT_PATTERN.replace(r"\p{L}", "A-Za-z").replace(r"\p{N}", "0-9"), re.ASCII
 )
