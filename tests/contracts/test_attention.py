@@ -154,8 +154,8 @@ def test_future_never_changes_the_past_behind_a_cache(part):
             outs = [_cached(layer, z, [start, tokens], 2, window) for z in (x, other)]
             moved = (outs[0] - outs[1])[:, : start + t].abs().max()
             assert moved < 1e-6, (
-                f"window {window}: in a chunk of {tokens} behind {start} cached tokens, "
-                f"token {start + t} changed an earlier one"
+                f"window {window}: in a chunk of {tokens} behind {start} cached "
+                f"tokens, token {start + t} changed an earlier one"
             )
 
 
