@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import traceback
+import warnings
 from typing import NoReturn
 
 from littlelm_core.cli import course, data, run  # their commands register themselves
@@ -31,6 +32,10 @@ def _fail(message: str, status: int = 1) -> NoReturn:
     sys.exit(status)
 
 
+def _warning_line(message: object, *where: object, **line: object) -> str:
+    return f"warning: {_one_line(message)}\n"
+
+
 def _usage_line(error: Exception, arguments: list[str]) -> str:
     """Say what is wrong with a command line, with the nearest command."""
     message = _one_line(error.format_message())
@@ -44,6 +49,12 @@ def _usage_line(error: Exception, arguments: list[str]) -> str:
         return f"no command {wrong!r} ({hint})"
     command = getattr(getattr(error, "ctx", None), "command_path", "littlelm")
     return f"{message} ({command} --help shows examples)"
+
+
+def _lacks_memory(error: Exception) -> bool:
+    # torch's OutOfMemoryError is the GPU's; its CPU allocator raises a RuntimeError.
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(error)
 
 
 def _explain(error: Exception) -> str:
@@ -62,6 +73,11 @@ def _explain(error: Exception) -> str:
             f"{error.name} is not installed: pip install -e '.[book,test,bench]' "
             "brings what the optional commands use"
         )
+    if _lacks_memory(error):
+        return (
+            f"not enough memory ({_one_line(error)[:200]}): lower rows, model.context "
+            "or the size of the model"
+        )
     with tempfile.NamedTemporaryFile(
         "w", prefix="littlelm-", suffix=".txt", delete=False, encoding="utf-8"
     ) as file:
@@ -78,6 +94,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     debug = "--debug" in options or os.environ.get("LITTLELM_DEBUG", "0") != "0"
     if "--debug" in options:
         arguments.remove("--debug")
+    before = warnings.formatwarning
+    if not debug:
+        warnings.formatwarning = _warning_line
     try:
         status = app(arguments, prog_name="littlelm", standalone_mode=False)
     except KeyboardInterrupt:
@@ -93,4 +112,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if hasattr(error, "format_message"):  # typer's own: a wrong command line
             _fail(_usage_line(error, arguments), 2)
         _fail(_explain(error))
+    finally:
+        warnings.formatwarning = before
     sys.exit(status if isinstance(status, int) else 0)

@@ -54,8 +54,14 @@ def data_prepare(
         chosen = Tokenizer.load(path / "tokenizer.json" if path.is_dir() else path)
     elif saved.is_file():  # of a run of this command that was stopped
         chosen = Tokenizer.load(saved)
+        console.print(
+            f"tokenizer: {saved} with {chosen.vocab_size} tokens; "
+            "delete it for a new one",
+            soft_wrap=True,
+            markup=False,
+        )
     else:
-        chosen = _new_tokenizer(sources, vocab_size, text_key)
+        chosen = _new_tokenizer(sources, out, vocab_size, text_key)
     manifest = prepare(
         sources,
         out,
@@ -68,7 +74,9 @@ def data_prepare(
     _show_prepared(manifest, out)
 
 
-def _new_tokenizer(sources: list[str], vocab_size: int, text_key: str) -> Any:
+def _new_tokenizer(
+    sources: list[str], out: Path, vocab_size: int, text_key: str
+) -> Any:
     """Train a tokenizer on the beginnings of all parts of the sources."""
     from littlelm_core.config import DataError
     from littlelm_core.ingest.read import Bad, find_parts, read_part
@@ -76,7 +84,7 @@ def _new_tokenizer(sources: list[str], vocab_size: int, text_key: str) -> Any:
     from littlelm_core.ingest.write import PART_BYTES
     from littlelm_core.tokenizer import bpe_tokenizer
 
-    parts = find_parts(sources, PART_BYTES)
+    parts = find_parts(sources, PART_BYTES, out)
     texts: list[str] = []
     bad: list[Bad] = []
     with console.status(f"training a tokenizer of {vocab_size} tokens"):

@@ -99,7 +99,9 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0: always the likeliest.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Draw from the K likeliest; 0: off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from a share P; 1: off.")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Same seed, same text.")
+    ] = None,
     cache: Annotated[bool, typer.Option(help="Keep keys and values.")] = True,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text.")

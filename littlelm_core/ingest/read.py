@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import logging
 import re
 import zlib
 from collections.abc import Iterator
@@ -209,6 +210,7 @@ def open_dataset(name: str) -> Any:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise DataError(f"{name} needs: pip install 'littlelm[hub]'") from error
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # one line is enough
     folder, wanted = Path(name), "train"
     try:
         if folder.is_dir():
@@ -248,24 +250,34 @@ def _read_dataset(part: Part, text_key: str) -> Iterator[Text | Bad]:
 # ---- What there is to read
 
 
-def find_parts(sources: list[str], part_bytes: int) -> list[Part]:
+def find_parts(
+    sources: list[str], part_bytes: int, out: Path | None = None
+) -> list[Part]:
     """Return what there is to read, in an order that depends on names alone.
 
     sources: paths of files or folders, or names of datasets, each "DOMAIN=SOURCE" or
     just the source, whose stem then names the domain.
-    Raises DataError: nothing of this name, an empty folder.
+    out: the folder of shards; what lies in it is no source.
+    Raises DataError: nothing of this name, an empty folder, `out` itself.
     """
     parts: list[Part] = []
     for source in sources:
         given, equals, rest = source.partition("=")
         domain, where = (given, rest) if equals else ("", source)
+        if not where.strip():  # else it would be the working directory
+            raise DataError(f"the source {source!r} names no file: give its path")
         path = Path(where).expanduser()
         domain = domain or path.name.split(".")[0].split(":")[0]
         domain = re.sub(r"[^a-z0-9]+", "_", domain.lower()).strip("_") or "text"
         if path.is_dir() and not _is_dataset(path):
+            root, own = path.resolve(), out and out.resolve()
+            if root == own:
+                raise DataError(f"{path} is the folder of shards: give --out another")
+            within = own and own.is_relative_to(root) and path / own.relative_to(root)
             files = [
                 p for p in path.rglob("*")
-                if p.is_file() and not any(
+                if p.is_file() and not (within and p.is_relative_to(within))
+                and not any(
                     name.startswith(".") or name == "__pycache__"
                     for name in p.relative_to(path).parts
                 )

@@ -9,7 +9,10 @@ when they were killed.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -36,7 +39,7 @@ from rich.progress import (
 )
 
 from littlelm_core import __version__
-from littlelm_core.config import DataError
+from littlelm_core.config import DataError, LittleLMError
 from littlelm_core.ingest.read import Bad, Part, Text, find_parts, read_part
 from littlelm_core.shards import FORMAT_VERSION, Shard, atomic_file, write_shard
 
@@ -177,6 +180,32 @@ def prepare_part(
     return report
 
 
+def hold(folder: Path) -> contextlib.AbstractContextManager:
+    """Lock a folder for this process, until what is returned is left.
+
+    The system frees it when the process ends, however it does. Nothing is locked on
+    Windows, nor where the file system has no locks.
+    Raises LittleLMError when another process holds it: two would mix their records and
+    delete each other's files.
+    """
+    try:
+        fcntl = importlib.import_module("fcntl")
+    except ImportError:
+        return contextlib.nullcontext()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN) and error.filename is None:
+            raise LittleLMError(
+                f"another process writes into {folder}: wait for its end, or give "
+                "another folder"
+            ) from error
+        return contextlib.nullcontext()  # not writable: the first write says it
+    return file
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a half-written file is never read."""
     with atomic_file(path) as file:
@@ -272,38 +301,39 @@ def prepare(
     if not 0 < validation_share < 1:
         raise DataError(f"validation_share = {validation_share} must be in (0, 1)")
     options = Options(text_key, validation_share, shard_tokens)
-    parts = find_parts([str(s) for s in sources], PART_BYTES)
+    parts = find_parts([str(s) for s in sources], PART_BYTES, out)
     if not parts:
         raise DataError("no sources: name files, folders or a dataset")
     workers = workers or os.cpu_count() or 1
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for left in out.glob(".*.shard.*.tmp"):  # of a run that was killed
-            left.unlink(missing_ok=True)
-        tokenizer.save(out / "tokenizer.json")
-        while True:
-            reports = _prepare_all(parts, out, tokenizer, options, workers, console)
-            manifest = _manifest(reports, tokenizer, options, sources)
-            empty = _empty_split(manifest)
-            if empty is None:
-                break
-            if empty == "train" or options.validation_share > 0.5:
-                raise DataError(
-                    "one document (or one text many times) cannot be split into "
-                    "training and validation: add text, or cut it into documents"
-                )
-            share = options.validation_share * 2
-            options = Options(text_key, share, shard_tokens)
-        keep = {s["name"] for d in manifest["domains"].values() for s in _shards(d)}
-        for path in out.glob("*.shard"):  # of sources that are no longer named
-            if OWN_NAME.fullmatch(path.name) and path.name not in keep:
-                path.unlink()
-        write_json(out / MANIFEST, manifest)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {out}: {error.strerror}: what is done is kept, make room "
-            "or give another folder and run it again"
-        ) from error
+    with hold(out):
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            for left in out.glob(".*.shard.*.tmp"):  # of a run that was killed
+                left.unlink(missing_ok=True)
+            tokenizer.save(out / "tokenizer.json")
+            while True:
+                reports = _prepare_all(parts, out, tokenizer, options, workers, console)
+                manifest = _manifest(reports, tokenizer, options, sources)
+                empty = _empty_split(manifest)
+                if empty is None:
+                    break
+                if empty == "train" or options.validation_share > 0.5:
+                    raise DataError(
+                        "one document (or one text many times) cannot be split into "
+                        "training and validation: add text, or cut it into documents"
+                    )
+                share = options.validation_share * 2
+                options = Options(text_key, share, shard_tokens)
+            keep = {s["name"] for d in manifest["domains"].values() for s in _shards(d)}
+            for path in out.glob("*.shard"):  # of sources that are no longer named
+                if OWN_NAME.fullmatch(path.name) and path.name not in keep:
+                    path.unlink()
+            write_json(out / MANIFEST, manifest)
+        except OSError as error:
+            raise DataError(
+                f"cannot write {out}: {error.strerror}: what is done is kept, make "
+                "room or give another folder and run it again"
+            ) from error
     return manifest
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import hashlib
 import inspect
 import json
@@ -38,7 +39,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     records = []
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter: write_text says it
         return []
     for line in lines:
         try:
@@ -63,9 +64,9 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise LittleLMError(
-            f"cannot write {path}: {error}: make room for it"
-        ) from error
+        full = error.errno in (errno.ENOSPC, errno.EFBIG)
+        mend = "make room for it" if full else "give another folder"
+        raise LittleLMError(f"cannot write {path}: {error.strerror}: {mend}") from error
 
 
 class MetricsLog:

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -392,6 +393,79 @@ def test_an_own_part_that_breaks_its_contract(refused, run_file, capfd):
     assert failed
     assert all(line.startswith("FAIL  ") for line in failed)
     assert last.startswith("mlp: ")
+
+
+def test_a_part_that_nothing_would_use(refused, run_file):
+    """Its chapter is not there: it must not be taken, recorded and left out."""
+    (run_file.parent / "own.py").write_text(
+        "class Mine:\n    def __init__(self, sources, weights, seed):\n        pass\n"
+    )
+    own = f"mixture.use={run_file.parent / 'own.py'}:Mine"
+    for change in (own, "mixture.use=temperature", "mixture.alpha=0.5"):
+        refused("train", run_file, change, words=["mixture", "chapter 12"])
+
+
+def test_a_run_dir_that_cannot_be_one(refused, run_file, tmp_path):
+    (tmp_path / "file").write_text("text")
+    for where in (tmp_path / "file", tmp_path / "file" / "run"):
+        words = [f"cannot write {where}", "another folder"]
+        refused("train", run_file, f"run_dir={where}", words=words, started=True)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders are locked through fcntl")
+def test_two_processes_that_prepare_one_folder(refused, tmp_path):
+    """The second would delete what the first is just writing."""
+    source, out = tmp_path / "text.jsonl", tmp_path / "out"
+    texts = sentences(5, 40)
+    source.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    holds = (
+        "import sys, pathlib\n"
+        "from littlelm_core.ingest.write import hold\n"
+        "held = hold(pathlib.Path(sys.argv[1]))\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = ("data", "prepare", source, "--out", out, "--vocab-size", 300)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", holds, out], stdin=pipe, stdout=pipe, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        refused(*command, words=["another process", "another folder"])
+        other.communicate("")
+    assert run_command(*command) == 0
+
+
+def test_a_source_without_a_name(refused, tmp_path, monkeypatch):
+    """An unset variable: the working directory must not be read in its place."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "private.txt").write_text("a text that nobody named " * 50)
+    for source in ("", "code="):
+        options = ("--out", tmp_path / "out", "--vocab-size", 300)
+        refused("data", "prepare", source, *options, words=["names no file"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_larger_than_the_memory(refused, run_file):
+    change = "model.ffn_dim=99999999999999"
+    words = ["not enough memory", "lower rows"]
+    refused("train", run_file, change, words=words, started=True)
+
+
+def test_a_warning_is_one_line(tmp_path):
+    source = tmp_path / "few.jsonl"
+    source.write_text(
+        "".join(json.dumps({"text": f"ab {i}"}) + "\n" for i in range(30))
+    )
+    options = ("--out", tmp_path / "out", "--vocab-size", 4000)
+    command = [sys.executable, "-m", "littlelm_core", "data", "prepare", source]
+    done = subprocess.run(
+        [*command, *map(str, options)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("warning: the text has no more pairs")
 
 
 def test_a_wrong_command_line(capfd):

@@ -415,6 +415,18 @@ def test_a_changed_source_is_read_again_and_a_gone_one_is_dropped(
     assert {p.name for p in out.glob("*.shard")} == named
 
 
+def test_the_output_is_no_source(tmp_path, tokenizer):
+    """A folder of shards inside its source: a second time, nothing is added."""
+    for i in range(20):
+        (tmp_path / f"{i}.txt").write_text(f"text file {i}\n")
+    out = tmp_path / "out"
+    first = ingest.prepare([tmp_path], out, tokenizer, 1)
+    assert ingest.prepare([tmp_path], out, tokenizer, 1) == first
+    assert first["bad_records"]["total"] == 0
+    with pytest.raises(DataError, match="the folder of shards"):
+        ingest.prepare([out], out, tokenizer, 1)
+
+
 def test_a_large_part_becomes_several_shards(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(write, "BATCH_CHARACTERS", 200)
     source = tmp_path / "long.jsonl"

@@ -212,7 +212,7 @@ def test_a_log_that_cannot_be_written_says_so_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         log.write("train", 2, loss=math.nan)
     (tmp_path / "file").write_text("")
-    with pytest.raises(LittleLMError, match="make room"):
+    with pytest.raises(LittleLMError, match="another folder"):
         write_text(tmp_path / "file" / "x", "text")
 
 
