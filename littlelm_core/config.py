@@ -378,11 +378,17 @@ def check_part(kind: str, part: Part) -> None:
 def build(kind: str, part: Part, *args: Any, **kwargs: Any) -> Any:
     """Call the part that a run names with the trainer's arguments and its own keys.
 
-    Raises ConfigError when the part cannot be called as its kind is, or its keys do
-    not fit.
+    Raises ConfigError when the part cannot be called as its kind is, its keys do not
+    fit, or it refuses them itself (a negative learning rate).
     """
     check_part(kind, part)
-    return resolve(kind, part.use)(*args, **kwargs, **part.options)
+    try:
+        return resolve(kind, part.use)(*args, **kwargs, **part.options)
+    except LittleLMError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{kind} {part.use!r} refuses its keys: {reason}") from error
 
 
 # ---- The run
@@ -416,7 +422,7 @@ class RunConfig(_Table):
     """
 
     name: str
-    run_dir: str
+    run_dir: Annotated[str, Field(min_length=1)]
     seed: int = 1
     steps: Count  # planned optimizer steps; schedule.total is this unless it is set
     stop_step: Limit = -1  # stop before the schedule ends

@@ -123,7 +123,8 @@ def sample(
     if temperature == 0:
         return ids_B
     # Less the best first: a low temperature then cannot overflow.
-    scaled_BV = (logits_BV.float() - best_B.float()[:, None]) / temperature
+    least = torch.finfo(torch.float32).tiny  # 0 / 0 where it rounds to nothing
+    scaled_BV = (logits_BV.float() - best_B.float()[:, None]) / max(temperature, least)
     if not top_k and (top_p is None or top_p == 1):
         p_BV = scaled_BV.softmax(-1)
         return torch.multinomial(p_BV, 1, generator=generator)[:, 0]

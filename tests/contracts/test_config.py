@@ -13,6 +13,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -418,6 +419,13 @@ def test_build_hands_over_arguments_and_keys(part):
         refused(part, lambda: part.build("ffn", wrong, 3, 4), "ffn.width", "int")
         named = part.Part(use=f"{path}/own.py:Wide", names=["a", "b"])
         part.build("ffn", named, 3, 4)  # an array may fill a list or a tuple
+
+
+def test_a_part_that_refuses_its_keys_is_one_line(part):
+    weights = [torch.nn.Parameter(torch.zeros(2))]
+    uphill = part.Part(use="torch.optim:SGD", lr=-1.0)
+    refused(part, lambda: part.build("optimizer", uphill, weights), "SGD", "-1.0")
+    refused(part, lambda: tiny(part, "run_dir="), "run_dir")
 
 
 def test_a_part_must_take_what_its_kind_is_given(part):

@@ -47,7 +47,7 @@ def test_temperature_0_is_argmax(part):
 
 def test_a_tiny_temperature_is_argmax_too(part):
     logits = torch.tensor([[80.0, 90.0, -INF, 89.0]] * 20)
-    for temperature in (1e-3, 1e-38):
+    for temperature in (1e-3, 1e-38, 1e-300):
         ids = part(logits, temperature=temperature, generator=_seed())
         assert ids.tolist() == [1] * 20, (
             f"temperature {temperature} drew {set(ids.tolist())}: divide after taking "
