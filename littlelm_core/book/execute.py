@@ -147,7 +147,8 @@ def run_notebook(chapter: Chapter, root: Path, echo: Callable[[str], Any]) -> An
             resources={"metadata": {"path": str(chapter.path.parent)}},
         )
         try:
-            client.execute(env=_environment(root, Path(scratch)))
+            # A kernel manager of our own is not shut down unless we ask.
+            client.execute(cleanup_kc=True, env=_environment(root, Path(scratch)))
         except CellExecutionError as error:
             echo(_ANSI.sub("", error.traceback).rstrip())
             why = f"{error.ename}: {_ANSI.sub('', error.evalue)}".splitlines()[0]

@@ -111,3 +111,14 @@ def test_words_on_stderr_are_told(book):
 def test_the_echo_of_a_docstring_cell_is_left_out(book):
     cells, _ = outputs(book.first)
     assert cells['#| export\n"""The module doubling of a small book."""'] == []
+
+
+def test_no_kernel_outlives_its_chapter(book):
+    # A process that answers to its own number after the chapter is a kernel left over.
+    book.add_cell(
+        "import os, pathlib\npathlib.Path('kernel.pid').write_text(str(os.getpid()))"
+    )
+    execute(["01"], root=book.root, echo=silent)
+    pid = int((book.second.parent / "kernel.pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
