@@ -12,6 +12,7 @@ in the fastest format that it multiplies.
 Shapes: B rows of a micro-batch, T tokens of a row, N rows times tokens.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -21,10 +22,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice, takewhile
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,8 +49,10 @@ from littlelm_core.config import (
     resolve,
 )
 from littlelm_core.ingest import Prepared, prepare_run
+from littlelm_core.ingest.write import hold
 from littlelm_core.model import flops_per_token, model_config, parameter_role
-from littlelm_core.report import Report, mfu, write_text
+from littlelm_core.report import Report, mfu
+from littlelm_core.report.log import part_sources
 from littlelm_core.shards import IGNORED, ValidationRows
 from littlelm_core.tokenizer import Tokenizer
 
@@ -67,7 +70,7 @@ __all__ = [
     "accumulation",
     "changed_keys",
     "checkpoints",
-    "claim",
+    "checksum",
     "clip_gradients",
     "is_complete",
     "load_checkpoint",
@@ -78,6 +81,7 @@ __all__ = [
     "plain_weights",
     "prune_checkpoints",
     "read_checkpoint",
+    "schedule_of",
     "score",
     "train",
     "write_checkpoint",
@@ -235,7 +239,7 @@ class Precision:
 
 # ---- A checkpoint is whole or absent
 
-FORMAT = 1  # of a checkpoint folder; another number is refused by name
+FORMAT = 2  # of a checkpoint folder; another number is refused by name
 
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -299,7 +303,8 @@ def write_checkpoint(
         (temporary / "run.json").write_text(run.model_dump_json(indent=1), "utf-8")
         tokenizer.save(temporary / "tokenizer.json")
         files = {p.name: p.stat().st_size for p in temporary.iterdir()}
-        whole = {**state, "format": FORMAT, "files": files}
+        sums = {name: checksum(temporary / name) for name in files}
+        whole = {**state, "format": FORMAT, "files": files, "sha256": sums}
         (temporary / "state.json").write_text(json.dumps(whole, indent=1), "utf-8")
         for path in (*temporary.iterdir(), temporary):
             _flush(path)
@@ -318,6 +323,12 @@ def write_checkpoint(
     return final
 
 
+def checksum(path: Path) -> str:
+    """Return a file's SHA-256, read in blocks: it may be larger than the memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _flush(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     if path.is_file() or os.name != "nt":  # Windows flushes folders by itself
@@ -333,7 +344,7 @@ def is_complete(folder: Path) -> bool:
     try:
         files = json.loads((folder / "state.json").read_text("utf-8"))["files"]
         return all((folder / n).stat().st_size == size for n, size in files.items())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
@@ -343,11 +354,19 @@ def checkpoints(run_dir: str | Path) -> list[Path]:
 
 
 def newest_checkpoint(run_dir: str | Path) -> Path | None:
-    """Return the newest complete checkpoint of a run, or None; warn of the others."""
+    """Return the newest complete checkpoint of a run, or None; warn of the others.
+
+    Raises CheckpointError when there are some and none is complete.
+    """
     whole = checkpoints(run_dir)
-    for folder in (Path(run_dir) / "checkpoints").glob("*step_*"):
-        if folder not in whole:
-            warnings.warn(f"{folder} is incomplete and ignored", stacklevel=2)
+    others = {*(Path(run_dir) / "checkpoints").glob("*step_*")} - {*whole}
+    if not whole and (damaged := [p for p in others if p.name[0] != "."]):
+        raise CheckpointError(
+            f"{max(damaged)} is damaged, and {run_dir} has no whole checkpoint: put a "
+            f"copy back, or delete {run_dir} to begin anew"
+        )
+    for folder in sorted(others):
+        warnings.warn(f"{folder} is incomplete and ignored", stacklevel=2)
     return whole[-1] if whole else None
 
 
@@ -361,16 +380,22 @@ def prune_checkpoints(run_dir: Path, keep: int, resumed: Path | None = None) -> 
             shutil.rmtree(folder)
 
 
-def read_checkpoint(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """Return (run, state) of a checkpoint folder, without its weights."""
+def read_checkpoint(folder: Path, *unread: str) -> tuple[RunConfig, dict[str, Any]]:
+    """Return (run, state) of a checkpoint; check all its files but the unread ones."""
     if not is_complete(folder):
         raise CheckpointError(f"{folder} is incomplete: take an earlier checkpoint")
     state = json.loads((folder / "state.json").read_text("utf-8"))
-    if state["format"] != FORMAT:
+    if (found := state.get("format")) != FORMAT:
         raise CheckpointError(
-            f"{folder} has checkpoint format {state['format']}, this version reads "
-            f"{FORMAT}: use the littlelm that wrote it"
+            f"{folder} has checkpoint format {found}, this version reads {FORMAT}: use "
+            "the littlelm that wrote it"
         )
+    for name in state["files"].keys() - {*unread}:
+        if checksum(folder / name) != state["sha256"][name]:
+            raise CheckpointError(
+                f"{folder / name} is damaged, it is not what was written: put a copy "
+                "back, or delete that folder to go on from an earlier checkpoint"
+            )
     try:
         table = json.loads((folder / "run.json").read_text("utf-8"))
         return RunConfig.model_validate(table), state
@@ -397,7 +422,7 @@ def load_checkpoint(
         run_dir, folder = folder, newest_checkpoint(folder)
         if folder is None:
             raise CheckpointError(f"no checkpoint in {run_dir}: train that run first")
-    run, state = read_checkpoint(folder)
+    run, state = read_checkpoint(folder, "optimizer.pt")
     own = resolve("tokenizer", run.tokenizer.use)  # a class of its own may load itself
     tokenizer = getattr(own, "load", Tokenizer.load)(folder / "tokenizer.json")
     model = resolve("model", run.model.use)(model_config(run, tokenizer.vocab_size))
@@ -449,19 +474,42 @@ def score(
 
 # ---- One step, and everything it depends on
 
+
+def schedule_of(run: RunConfig) -> Callable[[int], float]:
+    """Return step -> share of the peak rate. Raises ConfigError where it is none."""
+    options = {"total": run.steps, **run.schedule.options}
+    part = resolve("schedule", run.schedule.use)
+
+    def multiplier(step: int) -> float:
+        share = part(step, **options)
+        if not (isinstance(share, Real) and 0 <= share < math.inf):
+            raise ConfigError(
+                f"schedule.use = {run.schedule.use!r} gives {share!r} for step {step}: "
+                "return a finite number of at least 0"
+            )
+        return float(share)
+
+    for step in (0, run.steps - 1):
+        multiplier(step)
+    return multiplier
+
+
 COUNTERS = ("step", "tokens", "skipped_steps", "skipped_in_a_row", "seconds")
 
 
 class Loop:
     """Model, optimizer and data of a run, one optimizer step at a time.
 
+    data: what to train on; by default what `ingest.prepare_run` makes of the run.
     `step` counts steps of the loop, refused ones too: it sets the learning rate and
     goes with the data. The optimizer counts for itself the steps that it took.
     """
 
-    def __init__(self, run: RunConfig, data: Prepared):
+    def __init__(self, run: RunConfig, data: Prepared | None = None):
+        self.multiplier = schedule_of(run)
+        self.data = data = data or prepare_run(run)
         torch.manual_seed(run.seed)
-        self.run, self.data, self.world = run, data, World.current()
+        self.run, self.world = run, World.current()
         local = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         self.device = torch.device(local if torch.cuda.is_available() else "cpu")
         self.tokenizer = data.tokenizer
@@ -478,9 +526,7 @@ class Loop:
         self.optimizer = resolve("optimizer", run.optimizer.use)(groups, **shared)
         self.peaks = {g["name"]: g["lr"] for g in self.optimizer.param_groups}
         self.parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
-        options = {"total": run.steps, **run.schedule.options}
-        self.multiplier = partial(resolve("schedule", run.schedule.use), **options)
-        self.multiplier(run.steps - 1)  # phases that overlap are refused here
+        self.parts = part_sources(run)  # now: a file may be edited while it trains
 
         self.grad_accum = accumulation(run, self.cfg.context, self.world.size)
         sizes = run.rows, self.cfg.context, run.seed, *self.world
@@ -560,7 +606,7 @@ class Loop:
             "cuda_rng": [torch.cuda.get_rng_state(self.device)] if on_gpu else [],
         }
         plain = {name: getattr(self, name) for name in COUNTERS}
-        plain |= {"tokens_per_step": self.tokens_per_step}
+        plain |= {"tokens_per_step": self.tokens_per_step, "parts": self.parts}
         return tensors, {**plain, "loader": self.loader.state_dict()}
 
     def load(self, folder: Path) -> None:
@@ -574,6 +620,11 @@ class Loop:
                 f"{folder} is of another run ({'; '.join(changed)}): name another "
                 "run_dir, undo the change, or delete that folder"
             )
+        for kind, part in self.parts.items():
+            was = state["parts"].get(kind, part)
+            if was["use"] == part["use"] and was["source"] != part["source"]:
+                text = f"{kind} {part['use']} has changed since step {state['step']}"
+                warnings.warn(text, stacklevel=2)
         load_weights(self.model, folder)
         tensors = torch.load(folder / "optimizer.pt", map_location="cpu")
         self.optimizer.load_state_dict(tensors["optimizer"])
@@ -602,41 +653,26 @@ class TrainResult:
     interrupted: bool = False  # a signal came: saved, and the same command goes on
 
 
-def claim(path: Path) -> None:
-    """Write this process's number to a file, unless it has that of a living process."""
-    other = os.getpid()
-    with suppress(OSError, ValueError):  # no file, no number in it, no such process
-        number = int(path.read_text("utf-8"))
-        os.kill(number, 0)  # sends nothing
-        other = number
-    if other != os.getpid():
-        raise ConfigError(
-            f"process {other} trains in {path.parent}: wait for it or name another "
-            f"run_dir (if it is none of yours, delete {path})"
-        )
-    write_text(path, str(os.getpid()))
-
-
 class Trainer(Loop):
     """A run: its folder, its checkpoints, and how it stops and goes on.
 
-    data: what to train on; by default what `ingest.prepare_run` makes of the run.
     quiet: print nothing. Starts from the newest checkpoint of the folder.
-    Raises ConfigError when the folder holds another run, or another process trains it.
+    Raises ConfigError when the folder holds another run, CheckpointError when it is
+    damaged, LittleLMError when another process trains in it, until its `fit` ends.
     """
 
     def __init__(
         self, run: RunConfig, data: Prepared | None = None, quiet: bool = False
     ):
-        super().__init__(run, data or prepare_run(run))
-        self.run_dir = Path(run.run_dir)
+        super().__init__(run, data)
+        self.run_dir, self.held = Path(run.run_dir), ExitStack()
+        if self.world.rank == 0:
+            self.held.enter_context(hold(self.run_dir))
         self.resumed = newest_checkpoint(self.run_dir)
         if self.resumed:
             self.load(self.resumed)
         self.last = run.steps if run.stop_step == -1 else min(run.steps, run.stop_step)
         self.interrupted = self.stopped = False
-        if self.world.rank == 0:
-            claim(self.run_dir / "pid")
         self.report = Report(self, quiet)
 
     def fit(self) -> TrainResult:
@@ -747,8 +783,7 @@ class Trainer(Loop):
         finally:
             for name, handler in before.items():
                 signal.signal(name, handler)
-            if self.world.rank == 0:
-                (self.run_dir / "pid").unlink(missing_ok=True)
+            self.held.close()
 
 
 def train(

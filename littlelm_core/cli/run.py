@@ -53,9 +53,11 @@ def train(
     """
     from littlelm_core.config import load_run
     from littlelm_core.ingest import prepare_run
+    from littlelm_core.trainer import schedule_of
     from littlelm_core.trainer import train as train_run
 
     loaded = load_run(run, changes or [])
+    schedule_of(loaded)  # a wrong one is refused before the work on the data
     with console.status("preparing the data (once for each tokenizer)"):
         data = prepare_run(loaded)
     result = train_run(loaded, data)

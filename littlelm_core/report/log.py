@@ -170,7 +170,7 @@ def start_facts(trainer: Any) -> dict[str, Any]:
         "last_step": trainer.last,
         "resumed": trainer.resumed.name if trainer.resumed else None,
         "data": str(trainer.data.folder),
-        "parts": part_sources(trainer.run),
+        "parts": trainer.parts,
     }
 
 

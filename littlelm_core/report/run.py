@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from littlelm_core.config import LittleLMError, build
+from littlelm_core.config import ConfigError, LittleLMError, Part, build
+from littlelm_core.report.callbacks import Callback
 from littlelm_core.report.log import MetricsLog, start_facts, write_text
 from littlelm_core.report.page import Page
 from littlelm_core.report.terminal import Progress
@@ -27,7 +28,7 @@ class Report:
     def __init__(self, trainer: Any, quiet: bool = False):
         first = trainer.world.rank == 0
         self.trainer, self.first = trainer, first
-        self.callbacks = [build("callback", p) for p in trainer.run.callback if first]
+        self.callbacks = [callback(p) for p in trainer.run.callback if first]
         self.log = MetricsLog(trainer.run_dir, trainer.step, first)
         self.page = Page(trainer.run_dir, first)
         self.progress = Progress(trainer.last, trainer.step, quiet or not first)
@@ -86,6 +87,18 @@ class Report:
     def _call(self, hook: str, *arguments: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, hook)(self.trainer, *arguments)
+
+
+def callback(part: Part) -> Any:
+    """Return the callback that a run names. Raises ConfigError for a missing hook."""
+    built = build("callback", part)
+    hooks = [name for name in vars(Callback) if name.startswith("on_")]
+    if missing := [h for h in hooks if not callable(getattr(built, h, None))]:
+        raise ConfigError(
+            f"callback {part.use!r} has no {', '.join(missing)}: derive it from "
+            "littlelm_core.report.Callback"
+        )
+    return built
 
 
 def expected_seconds(trainer: Any) -> float:

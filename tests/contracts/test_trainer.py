@@ -120,8 +120,17 @@ class NotFinite:
         pass
 
 
+class Deaf:
+    """A callback without hooks."""
+
+
 def flat(step, total, level: float = 1.0):
     return level
+
+
+def broken(step, total, at: int, gives: str = ""):
+    """No share of the rate at one step: what float() makes of a text, or None."""
+    return (float(gives) if gives else None) if step == at else 1.0
 
 
 def cosine(step, total, warmup: int = 0):
@@ -501,6 +510,23 @@ def test_schedule_total_and_stop_are_separate(part):
             make(part, folder / "b", schedule={"warmup": 9})
 
 
+def test_a_schedule_that_is_none_is_refused_at_once(part):
+    """At the first and the last step before the data, at another when it comes."""
+    with scratch() as folder:
+        for gives in ("", "nan", "inf", "-0.5"):
+            for at in (0, 7):
+                run = make_run(folder, schedule=use("broken", at=at, gives=gives))
+                where = f"{home(part).__name__}.prepare_run"
+                with (
+                    mock.patch(where, side_effect=OSError("the data first")),
+                    refused(ConfigError, "schedule.use", f"step {at}"),
+                ):
+                    home(part).Trainer(run, quiet=True)
+        trainer = make(part, folder, schedule=use("broken", at=3, gives="nan"))
+        with refused(ConfigError, "schedule.use", "step 3"):
+            trainer.fit()
+
+
 def test_masters_are_fp32_and_formats_are_checked(part):
     with scratch() as folder:
         losses = {}
@@ -656,6 +682,61 @@ def test_incomplete_checkpoints_are_ignored_aloud(part):
         assert module.newest_checkpoint(folder).name == "step_00000008"
 
 
+def test_a_file_that_was_altered_is_refused(part):
+    """The same size, other bytes: the run must not go on from it, nor be loaded."""
+    module = home(part)
+    with scratch() as folder:
+        make(part, folder, steps=2).fit()
+        newest = module.newest_checkpoint(folder)
+        for name in ("model.safetensors", "optimizer.pt", "tokenizer.json", "run.json"):
+            good = (newest / name).read_bytes()
+            bad = bytearray(good)
+            bad[len(bad) // 2] ^= 1
+            (newest / name).write_bytes(bad)
+            with refused(CheckpointError, name, "damaged", "delete"):
+                make(part, folder, steps=4)
+            if name != "optimizer.pt":  # a model is loaded without
+                with refused(CheckpointError, name, "damaged"):
+                    module.load_checkpoint(folder)
+            (newest / name).write_bytes(good)
+        assert make(part, folder, steps=4).fit().steps == 4
+
+
+def test_a_run_never_begins_anew_over_a_damaged_checkpoint(part):
+    module = home(part)
+    with scratch() as folder:
+        make(part, folder, steps=2).fit()
+        log = (folder / "metrics.jsonl").read_bytes()
+        newest = module.newest_checkpoint(folder)
+        (folder / "checkpoints" / ".tmp-step_00000099").mkdir()
+        for text in ("{", "[]", '{"files": []}', '{"files": {}}'):
+            (newest / "state.json").write_text(text, "utf-8")
+            with refused(CheckpointError, str(newest)):
+                make(part, folder, steps=4)
+        assert (folder / "metrics.jsonl").read_bytes() == log, "the log was emptied"
+        newest.rename(folder / "elsewhere")
+        assert make(part, folder, steps=4).step == 0, "half a save is no checkpoint"
+
+
+def test_a_part_that_was_edited_is_named(part):
+    with scratch() as folder:
+        own = folder / "own.py"
+        own.write_text("def flat(step, total):\n    return 1.0\n", "utf-8")
+        schedule = {"use": f"{own}:flat"}
+        trainer = make(part, folder / "r", schedule=schedule, stop_step=3)
+        edited = "def flat(step, total):\n    return 0.5\n"
+        own.write_text(edited, "utf-8")  # while it trains, as it was
+        trainer.fit()
+        for text, words in ((own.read_text("utf-8"), ["schedule", "step 3"]), ("", [])):
+            keys = {"schedule": schedule} if text else {}
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                make(part, folder / "r", **keys)
+            said = [str(w.message) for w in caught if "has changed" in str(w.message)]
+            assert len(said) == bool(text), f"{len(said)} warnings: {said}"
+            assert all(w in said[0] for w in words), said
+
+
 def test_retention_counts_whole_ones_and_spares_some(part):
     module = home(part)
     with scratch() as folder:
@@ -771,18 +852,31 @@ def test_another_run_in_the_folder_is_refused(part):
 
 
 def test_one_process_at_a_time(part):
-    """A living process keeps the others out; a dead one, or this one, does not."""
+    """A process that trains keeps the others out; what a dead one left does not."""
     with scratch() as folder:
         make(part, folder, steps=2).fit()
         log = (folder / "metrics.jsonl").read_bytes()
-        waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-        with subprocess.Popen(waits, stdin=subprocess.PIPE) as other:
-            (folder / "pid").write_text(str(other.pid), "utf-8")
-            with refused(ConfigError, str(other.pid), str(folder), "run_dir"):
-                make(part, folder, steps=4)
-        assert (folder / "metrics.jsonl").read_bytes() == log, "the other's log"
-        assert make(part, folder, steps=4).fit().steps == 4, "that process is dead"
-        assert not (folder / "pid").exists(), "a run that has ended keeps the folder"
+        locks = (
+            "import fcntl, sys\n"
+            "file = open(sys.argv[1], 'w')\n"
+            "fcntl.lockf(file, fcntl.LOCK_EX)\n"
+            "print('locked', flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        waits = "print('alive', flush=True); import sys; sys.stdin.read()"
+        for script in (locks, waits) if os.name != "nt" else (waits,):
+            command = [sys.executable, "-c", script, folder / ".lock"]
+            pipe = subprocess.PIPE
+            with subprocess.Popen(command, stdin=pipe, stdout=pipe) as other:
+                other.stdout.readline()
+                if script is locks:
+                    with refused(LittleLMError, "another process", str(folder)):
+                        make(part, folder, steps=4)
+                    assert (folder / "metrics.jsonl").read_bytes() == log, "its log"
+                    continue
+                for name in ("pid", ".lock"):  # of a dead one; the number is reused
+                    (folder / name).write_text(str(other.pid), "utf-8")
+                assert make(part, folder, steps=4).fit().steps == 4
 
 
 # ---- Validation and the log
@@ -875,6 +969,11 @@ def test_looking_at_a_run_does_not_change_it(part):
         seen = trainer.report.callbacks[0].seen
         assert seen[:4] == ["start", 1, "validation", 2], seen
         assert seen[-1] == "end"
+
+
+def test_a_callback_has_all_hooks(part):
+    with scratch() as folder, refused(ConfigError, ":Deaf", "on_start", "Callback"):
+        make(part, folder, callback=(use("Deaf"),))
 
 
 def test_the_log_says_what_ran(part):

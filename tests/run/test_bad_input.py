@@ -8,6 +8,7 @@ not import or breaks its contract.
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import random
@@ -268,6 +269,7 @@ def test_a_checkpoint_of_another_model(refused, trained, tmp_path):
     (checkpoint / "run.json").write_text(text, "utf-8")
     state = json.loads((checkpoint / "state.json").read_text("utf-8"))
     state["files"]["run.json"] = len(text)
+    state["sha256"]["run.json"] = hashlib.sha256(text.encode()).hexdigest()
     (checkpoint / "state.json").write_text(json.dumps(state), "utf-8")
     refused("generate", checkpoint, "a", words=[checkpoint.name, "another model"])
     refused(
@@ -393,6 +395,22 @@ def test_an_own_part_that_breaks_its_contract(refused, run_file, capfd):
     assert failed
     assert all(line.startswith("FAIL  ") for line in failed)
     assert last.startswith("mlp: ")
+
+
+def test_a_schedule_is_refused_before_the_data(refused, run_file, monkeypatch):
+    monkeypatch.setattr("littlelm_core.ingest.prepare_run", None)
+    refused("train", run_file, "schedule.warmup=400", words=["warmup"])
+    own = run_file.parent / "own.py"
+    own.write_text("def none(step, total, warmup):\n    pass\n")
+    words = ["schedule.use", "None for step 0"]
+    refused("train", run_file, f"schedule.use={own}:none", words=words)
+
+
+def test_a_callback_without_hooks(refused, run_file):
+    own = run_file.parent / "own.py"
+    own.write_text("class Deaf:\n    pass\n")
+    words = ["Deaf", "on_start", "littlelm_core.report.Callback"]
+    refused("train", run_file, f'callback.use="{own}:Deaf"', words=words, started=True)
 
 
 def test_a_part_that_nothing_would_use(refused, run_file):

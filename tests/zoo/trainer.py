@@ -1,7 +1,10 @@
 """Wrong versions of chapter 06: a copy of the module with a function replaced."""
 
+import contextlib
+import functools
 import itertools
 import json
+import os
 import shutil
 import sys
 import types
@@ -365,7 +368,47 @@ def samples_take_a_batch(module):
 
 
 def lets_anybody_in(module):
-    module.claim = lambda path: None
+    module.hold = lambda folder: contextlib.nullcontext()
+
+
+def locks_by_number(module):
+    """A file with the number of the process: a killed one keeps the folder."""
+    real = module.hold
+
+    def hold(folder):
+        try:
+            os.kill(int((folder / "pid").read_text("utf-8")), 0)
+        except (OSError, ValueError):
+            return real(folder)
+        raise trainer.LittleLMError(f"another process trains in {folder}")
+
+    module.hold = hold
+
+
+def begins_anew(module):
+    def newest(run_dir):
+        whole = module.checkpoints(run_dir)
+        return whole[-1] if whole else None
+
+    module.newest_checkpoint = newest
+
+
+def looks_at_sizes_alone(module):
+    module.checksum = lambda path: ""
+
+
+def edits_in_silence(module):
+    module.part_sources = lambda run: {}
+
+
+def takes_any_schedule(module):
+    def schedule_of(run):
+        options = {"total": run.steps, **run.schedule.options}
+        return functools.partial(
+            trainer.resolve("schedule", run.schedule.use), **options
+        )
+
+    module.schedule_of = schedule_of
 
 
 def stops_without_saving(module):
@@ -500,6 +543,27 @@ ZOO = {
             "two processes in one folder",
             lets_anybody_in,
             "test_one_process_at_a_time",
+        ),
+        ("a number for a lock", locks_by_number, "test_one_process_at_a_time"),
+        (
+            "sizes for checksums",
+            looks_at_sizes_alone,
+            "test_a_file_that_was_altered_is_refused",
+        ),
+        (
+            "begun anew over a damaged one",
+            begins_anew,
+            "test_a_run_never_begins_anew_over_a_damaged_checkpoint",
+        ),
+        (
+            "an edited part in silence",
+            edits_in_silence,
+            "test_a_part_that_was_edited_is_named",
+        ),
+        (
+            "any schedule taken",
+            takes_any_schedule,
+            "test_a_schedule_that_is_none_is_refused_at_once",
         ),
         (
             "domains averaged",
