@@ -41,6 +41,7 @@ from littlelm_core.config import (
     CheckpointError,
     ConfigError,
     LittleLMError,
+    Part,
     RunConfig,
     build,
     check_part,
@@ -521,9 +522,10 @@ class Loop:
         self.precision = build("precision", run.precision)
         self.loss = self.precision.prepare(self.model, self.device)
 
-        check_part("optimizer", run.optimizer)
+        check_part("optimizer", run.optimizer)  # with the tables of each role
         groups, shared = parameter_groups(self.model, run.optimizer.options)
-        self.optimizer = resolve("optimizer", run.optimizer.use)(groups, **shared)
+        part = Part(use=run.optimizer.use, **shared)
+        self.optimizer = build("optimizer", part, groups)
         self.peaks = {g["name"]: g["lr"] for g in self.optimizer.param_groups}
         self.parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
         self.parts = part_sources(run)  # now: a file may be edited while it trains

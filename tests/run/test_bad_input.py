@@ -501,3 +501,8 @@ def test_debug_shows_the_traceback():
 
 def test_the_module_is_the_command():
     assert Path(sys.modules["littlelm_core"].__file__).with_name("__main__.py").exists()
+
+
+def test_an_optimizer_that_refuses_its_keys(refused, run_file):
+    words = ["AdamW", "learning rate", "-1.0"]
+    refused("train", run_file, "optimizer.lr=-1.0", words=words, started=True)
