@@ -134,7 +134,8 @@ def apply_rope(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         )
     first, second = x_BHTD.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
-    return (x_BHTD * cos_TD + turned * sin_TD).to(x_BHTD.dtype)
+    # One call for the second product and the sum: decoding pays by the call.
+    return torch.addcmul(x_BHTD * cos_TD, turned, sin_TD).to(x_BHTD.dtype)
 
 
 # ---- What may see what
