@@ -208,3 +208,15 @@ def test_the_table_of_chapters_is_the_chapters_own():
         link = f"chapters/{path.stem}.ipynb"
         row = f"| {path.stem[:2]} [{title}]({link}) | {needs} | {minutes} |"
         assert row in text.splitlines(), f"README.md lacks the row {row}"
+
+
+def test_the_speeds_are_those_of_the_file_that_is_named():
+    text = README.read_text(encoding="utf-8")
+    name = re.search(r"`(data/benchmarks/[\w.-]+\.json)`", text)[1]
+    measured = json.loads((ROOT / name).read_text(encoding="utf-8"))
+    assert len(measured["rows"]) >= 7, "a part of the bench was not run"
+    for row in measured["rows"]:
+        verdict = "met" if row["passes"] else "missed"
+        line = next(x for x in text.splitlines() if x.startswith(f"| {row['what']} |"))
+        end = f"| {row['ratio']:.2f}x | {row['bar']:.2f}x, {verdict} |"
+        assert line.endswith(end), f"README.md: {line} should end with {end}"
