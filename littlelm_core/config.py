@@ -37,7 +37,6 @@ from pydantic import (
 )
 
 __all__ = [
-    "COMING",
     "CheckpointError",
     "ConfigError",
     "Count",
@@ -126,10 +125,6 @@ KINDS: dict[str, Kind] = {
     ),
     "callback": Kind("", ("trainer",), ""),  # none unless the run names one
 }
-
-# Names that a later chapter, or a chapter's second half, will register. A run file may
-# use them already; whoever builds the part says that it is not there yet.
-COMING = {("schedule", "wsd")}
 
 # Every parameter of a model has one of these roles; an optimizer section may hold a
 # table of keys for each.
@@ -355,9 +350,8 @@ def check_part(kind: str, part: Part) -> None:
     try:
         takes = resolve(kind, part.use)
     except ConfigError:
-        missing = len(here) < len(KINDS[kind].modules)
         named = ":" not in part.use and not part.use.endswith(".py")
-        if named and (missing or (kind, part.use) in COMING):
+        if named and len(here) < len(KINDS[kind].modules):
             return
         raise
     try:

@@ -11,10 +11,20 @@ Steps are optimizer steps, counted from 0 to total - 1.
 """
 
 import math
+from collections.abc import Callable
+from typing import Literal
 
-from littlelm_core.config import ConfigError, register
+from littlelm_core.config import ConfigError, nearest, register
 
-__all__ = ["check_floor", "check_phases", "cosine", "warm_up"]
+__all__ = [
+    "SHAPES",
+    "check_floor",
+    "check_phases",
+    "come_down",
+    "cosine",
+    "warm_up",
+    "wsd",
+]
 
 
 # ---- Warm-up
@@ -75,3 +85,61 @@ def cosine(step: int, total: int, warmup: int = 0, floor: float = 0.0) -> float:
         return floor
     x = (step - warmup) / (total - warmup)
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * x))
+
+
+# ---- The trapezoid
+
+SHAPES: dict[str, Callable[[float], float]] = {  # x in 0 ... 1 -> 1 ... 0
+    "linear": lambda x: 1.0 - x,
+    "1-sqrt": lambda x: 1.0 - math.sqrt(x),
+    "cosine": lambda x: 0.5 * (1.0 + math.cos(math.pi * x)),
+}
+
+
+def come_down(x: float, shape: str = "linear", floor: float = 0.0) -> float:
+    """Return floor + (1 - floor) * f(x), at x of the way from 1 down to the floor.
+
+    Raises ConfigError for a shape that is not in SHAPES or a floor outside 0 ... 1.
+    """
+    check_floor(floor)
+    if shape not in SHAPES:
+        raise ConfigError(f"schedule.shape = {shape!r}{nearest(shape, SHAPES)}")
+    return floor + (1.0 - floor) * SHAPES[shape](min(x, 1.0))
+
+
+@register("schedule", "wsd")
+def wsd(
+    step: int,
+    total: int,
+    warmup: int = 0,
+    decay: int = 0,
+    shape: Literal["linear", "1-sqrt", "cosine"] = "linear",
+    floor: float = 0.0,
+    momentum: tuple[float, float] | None = None,
+    momentum_warmup: int = 300,
+    weight_decay: Literal["constant", "follow"] = "constant",
+) -> float | dict[str, float]:
+    """Return the multiplier of the peak rate: warm up, hold at 1, decay at the end.
+
+    step: 0 ... total - 1. From step total - decay on, which is still at the peak, the
+    rate comes down in `shape`, to reach the floor at step total; later ones stay there.
+    decay = 0 holds to the end: the trunk that decays branch from.
+    momentum: (from, to), moved in a line over the first `momentum_warmup` steps;
+    weight_decay = "follow": it falls with the rate. With either the return value is a
+    mapping {"lr": multiplier, "momentum": value, "weight_decay": multiplier}.
+    Raises ConfigError: warmup + decay > total, a negative length, an unknown shape.
+    Sources: MiniCPM (arXiv 2404.06395), 1-sqrt from arXiv 2405.18392; the momentum
+    warm-up from the modded-nanogpt speed runs.
+    """
+    check_phases(step, total, warmup=warmup, decay=decay)
+    start = total - decay
+    x = (step - start) / decay if decay and step > start else 0.0
+    rate = warm_up(step, warmup) * come_down(x, shape, floor)
+    values = {"lr": rate}
+    if momentum is not None:
+        check_phases(step, max(momentum_warmup, 1), momentum_warmup=momentum_warmup)
+        way = min(step / momentum_warmup, 1.0) if momentum_warmup else 1.0
+        values["momentum"] = momentum[0] + way * (momentum[1] - momentum[0])
+    if weight_decay == "follow":
+        values["weight_decay"] = rate
+    return values if len(values) > 1 else rate
