@@ -6,6 +6,7 @@ and named with its place, never skipped in silence and never the end of the run.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import importlib
 import json
@@ -13,6 +14,7 @@ import logging
 import re
 import zlib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +25,20 @@ import zstandard
 from littlelm_core.config import DataError, nearest
 
 PIECE = 50_000  # characters: a text file of more than two pieces is cut into some
+HELD_TEXT = 16_000_000  # bytes: a text file above this is read piece by piece
 ROWS_OF_A_PART = 50_000  # of a Hugging Face dataset, read by one process at a time
 
 
 class Text(NamedTuple):
-    """One document. `name` decides its split; None: its own text does."""
+    """One document. `name` decides its split; None: its own text does.
+
+    place ("file:line") and record (all fields) are there where they are asked for.
+    """
 
     text: str
     name: str | None = None
+    place: str = ""
+    record: dict[str, Any] | None = None
 
 
 class Bad(NamedTuple):
@@ -48,21 +56,29 @@ class Part(NamedTuple):
     files: tuple[tuple[str, str], ...]  # (path, name for the split or "")
     size: int  # bytes (rows of a dataset), for the progress bar
     stamp: str  # changes when the source changes
-    rows: tuple[int, int] = (0, 0)  # of a dataset
+    # Of a dataset; of a file that `cut` has cut: bytes of jsonl, row groups of parquet.
+    rows: tuple[int, int] = (0, 0)
 
 
-def read_part(part: Part, text_key: str) -> Iterator[Text | Bad]:
-    """Yield the documents and bad records of a part, in order."""
+def read_part(part: Part, text_key: str, whole: bool = False) -> Iterator[Text | Bad]:
+    """Yield the documents and bad records of a part, in order.
+
+    whole: with the place and all fields of each record.
+    """
     if part.kind == "dataset":
-        yield from _read_dataset(part, text_key)
+        yield from _read_dataset(part, text_key, whole)
         return
     for path, name in part.files:
         if part.kind == "jsonl":
-            yield from _read_jsonl(Path(path), text_key)
+            yield from _read_jsonl(Path(path), text_key, part.rows, whole)
         elif part.kind == "parquet":
-            yield from _read_parquet(Path(path), text_key)
+            yield from _read_parquet(Path(path), text_key, part.rows, whole)
         else:
-            yield from _read_text(Path(path), name or None)
+            for found in _read_text(Path(path), name or None):
+                if whole and isinstance(found, Text):
+                    record = {text_key: found.text, "path": name or Path(path).name}
+                    found = found._replace(place=str(path), record=record)
+                yield found
 
 
 # ---- Plain text
@@ -71,6 +87,9 @@ def read_part(part: Part, text_key: str) -> Iterator[Text | Bad]:
 def _read_text(path: Path, name: str | None) -> Iterator[Text | Bad]:
     """Yield a text file as one document, or a long one in pieces."""
     try:
+        if path.stat().st_size > HELD_TEXT:
+            yield from _read_long_text(path, name)
+            return
         data = path.read_bytes()
         text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -97,14 +116,47 @@ def _pieces(text: str) -> Iterator[str]:
         return
     start = 0
     while start < len(text):
-        cut = text.find("\n\n", start + PIECE)
-        stop = len(text) if cut < 0 else cut + 2
-        if stop - start > 4 * PIECE:  # no blank line for long: cut at a line, or there
-            line = text.find("\n", start + PIECE, start + 2 * PIECE)
-            stop = line + 1 if line >= 0 else start + PIECE
+        stop = _end_of_piece(text, start)
         if text[start:stop].strip():
             yield text[start:stop]
         start = stop
+
+
+def _end_of_piece(text: str, start: int) -> int:
+    """Return where the piece from `start` on ends; looks 4 PIECE ahead."""
+    cut = text.find("\n\n", start + PIECE, start + 4 * PIECE + 2)
+    stop = len(text) if cut < 0 else cut + 2
+    if stop - start > 4 * PIECE:  # no blank line for long: cut at a line, or there
+        line = text.find("\n", start + PIECE, start + 2 * PIECE)
+        stop = line + 1 if line >= 0 else start + PIECE
+    return stop
+
+
+def _read_long_text(path: Path, name: str | None) -> Iterator[Text | Bad]:
+    """Yield the pieces of a text file that is never held as a whole."""
+    decoder, held, line = codecs.getincrementaldecoder("utf-8-sig")(), "", 1
+    with path.open("rb") as file:
+        data = file.read(8192)
+        if b"\0" in data:
+            yield Bad(str(path), "binary file")
+            return
+        while data or held:
+            try:
+                held += decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                line += held.count("\n") + error.object[: error.start].count(b"\n")
+                yield Bad(f"{path}:{line}", "not UTF-8")  # what is before it is kept
+                data, held = b"", held + error.object[: error.start].decode("utf-8")
+                file.seek(0, 2)
+            start = 0
+            # A piece looks 4 PIECE ahead, so it is the same in any blocks.
+            while len(held) - start > 5 * PIECE or (not data and start < len(held)):
+                stop = _end_of_piece(held, start)
+                if held[start:stop].strip():
+                    yield Text(held[start:stop], name)
+                start = stop
+            line, held = line + held.count("\n", 0, start), held[start:]
+            data = file.read(1 << 20)
 
 
 # ---- JSON lines
@@ -141,12 +193,30 @@ def _zst_lines(path: Path) -> Iterator[bytes]:
         raise EOFError
 
 
-def _read_jsonl(path: Path, text_key: str) -> Iterator[Text | Bad]:
+def _lines_between(path: Path, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (where it starts, line) for the lines that start in bytes [first, last)."""
+    with path.open("rb") as file:
+        if first:  # to the start of a line: it may be right here
+            file.seek(first - 1)
+            first += len(file.readline()) - 1
+        while first < last and (raw := file.readline()):
+            yield first, raw
+            first += len(raw)
+
+
+def _read_jsonl(
+    path: Path, text_key: str, rows: tuple[int, int] = (0, 0), whole: bool = False
+) -> Iterator[Text | Bad]:
     number = 0
     try:
+        if rows[1]:
+            for number, raw in _lines_between(path, *rows):
+                if raw.strip():
+                    yield _record(raw, text_key, f"{path}:byte {number}", whole)
+            return
         for number, raw in enumerate(_raw_lines(path), 1):
             if raw.strip():
-                yield _record(raw, text_key, f"{path}:{number}")
+                yield _record(raw, text_key, f"{path}:{number}", whole)
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
         reason = "the file ends too early" if isinstance(error, EOFError) else error
         yield Bad(f"{path}:{number + 1}", f"cannot be read on: {reason}")
@@ -155,7 +225,7 @@ def _read_jsonl(path: Path, text_key: str) -> Iterator[Text | Bad]:
         yield Bad(str(path), "empty")
 
 
-def _record(raw: bytes, text_key: str, place: str) -> Text | Bad:
+def _record(raw: bytes, text_key: str, place: str, whole: bool) -> Text | Bad:
     try:
         record = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError:
@@ -166,21 +236,26 @@ def _record(raw: bytes, text_key: str, place: str) -> Text | Bad:
         return Bad(place, "not a JSON object")
     if text_key not in record:
         return Bad(place, f"no key {text_key!r}{nearest(text_key, record)}")
-    return _checked(record[text_key], text_key, place)
+    return _checked(record, text_key, place, whole)
 
 
-def _checked(text: Any, text_key: str, place: str) -> Text | Bad:
+def _checked(
+    record: dict[str, Any], text_key: str, place: str, whole: bool
+) -> Text | Bad:
+    text = record[text_key]
     if not isinstance(text, str):
         return Bad(place, f"{text_key} is {type(text).__name__}, not a string")
     if not text.strip():
         return Bad(place, "empty")
-    return Text(text)
+    return Text(text, None, place, record) if whole else Text(text)
 
 
 # ---- Parquet and datasets
 
 
-def _read_parquet(path: Path, text_key: str) -> Iterator[Text | Bad]:
+def _read_parquet(
+    path: Path, text_key: str, rows: tuple[int, int] = (0, 0), whole: bool = False
+) -> Iterator[Text | Bad]:
     row = 0
     try:
         file = pq.ParquetFile(path)
@@ -188,10 +263,13 @@ def _read_parquet(path: Path, text_key: str) -> Iterator[Text | Bad]:
             close = nearest(text_key, file.schema_arrow.names)
             yield Bad(str(path), f"no column {text_key!r}{close}")
             return
-        for batch in file.iter_batches(1024, columns=[text_key]):
-            for text in batch.column(0).to_pylist():
+        groups = range(*rows) if rows[1] else range(file.num_row_groups)
+        row = sum(file.metadata.row_group(i).num_rows for i in range(groups.start))
+        columns = None if whole else [text_key]
+        for batch in file.iter_batches(256, row_groups=list(groups), columns=columns):
+            for record in batch.to_pylist():
                 row += 1
-                yield _checked(text, text_key, f"{path}:row {row}")
+                yield _checked(record, text_key, f"{path}:row {row}", whole)
     except (OSError, pa.ArrowException) as error:
         reason = "not a parquet file" if row == 0 else "cannot be read on"
         yield Bad(f"{path}:row {row + 1}", f"{reason}: {' '.join(str(error).split())}")
@@ -233,7 +311,7 @@ def open_dataset(name: str) -> Any:
     return found
 
 
-def _read_dataset(part: Part, text_key: str) -> Iterator[Text | Bad]:
+def _read_dataset(part: Part, text_key: str, whole: bool) -> Iterator[Text | Bad]:
     name = part.files[0][0]
     found = open_dataset(name)
     if text_key not in found.column_names:
@@ -241,10 +319,13 @@ def _read_dataset(part: Part, text_key: str) -> Iterator[Text | Bad]:
         yield Bad(name, f"no column {text_key!r}{close}")
         return
     first, last = part.rows
-    for start in range(first, last, 1024):
-        stop = min(start + 1024, last)
-        for row, text in enumerate(found[start:stop][text_key], start):
-            yield _checked(text, text_key, f"{name}:row {row + 1}")
+    if not whole:
+        found = found.select_columns([text_key])
+    for start in range(first, last, 256):
+        columns = found[start : min(start + 256, last)]
+        for row, values in enumerate(zip(*columns.values(), strict=True), start):
+            record = dict(zip(columns, values, strict=True))
+            yield _checked(record, text_key, f"{name}:row {row + 1}", whole)
 
 
 # ---- What there is to read
@@ -301,7 +382,7 @@ def _is_dataset(path: Path) -> bool:
 
 def _kind(path: Path) -> str:
     name = path.name.lower()
-    if re.search(r"\.(jsonl|ndjson)(\.gz|\.zst)?$", name):
+    if re.search(r"\.(jsonl|ndjson)(\.gz|\.zst)?$|\.json\.(gz|zst)$", name):
         return "jsonl"
     return "parquet" if name.endswith(".parquet") else "text"
 
@@ -335,3 +416,43 @@ def _dataset_parts(domain: str, name: str) -> list[Part]:
         size = rows[1] - rows[0]
         parts.append(Part(domain, "dataset", ((name, ""),), size, stamp, rows))
     return parts
+
+
+def cut(parts: list[Part], part_bytes: int) -> list[Part]:
+    """Cut the parts of one large file into several, at lines or row groups.
+
+    Files that are packed as a whole (.gz, .zst) and text stay as they are.
+    """
+    result: list[Part] = []
+    for part in parts:
+        path, edges = Path(part.files[0][0]), []
+        if len(part.files) > 1 or part.size <= part_bytes:
+            pass
+        elif part.kind == "jsonl" and path.suffix not in (".gz", ".zst"):
+            edges = [(at, at) for at in range(0, part.size, part_bytes)]
+            edges.append((part.size, part.size))
+        elif part.kind == "parquet":
+            edges = _row_group_edges(path, part_bytes)
+        if len(edges) <= 2:
+            result.append(part)
+            continue
+        for (first, start), (last, stop) in pairwise(edges):
+            result.append(part._replace(rows=(first, last), size=stop - start))
+    return result
+
+
+def _row_group_edges(path: Path, part_bytes: int) -> list[tuple[int, int]]:
+    """Return (row group, bytes before it) about every part_bytes; [] if unreadable."""
+    try:
+        found = pq.ParquetFile(path).metadata
+    except (OSError, pa.ArrowException):
+        return []
+    edges, size = [(0, 0)], 0
+    for group in range(found.num_row_groups):
+        info = found.row_group(group)
+        size += sum(
+            info.column(i).total_compressed_size for i in range(info.num_columns)
+        )
+        if size - edges[-1][1] >= part_bytes or group + 1 == found.num_row_groups:
+            edges.append((group + 1, size))
+    return edges

@@ -14,32 +14,21 @@ import errno
 import hashlib
 import importlib
 import json
-import multiprocessing
 import os
 import platform
 import re
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from littlelm_core import __version__
 from littlelm_core.config import DataError, LittleLMError
+from littlelm_core.ingest.pool import progress_bar, run_jobs
 from littlelm_core.ingest.read import Bad, Part, Text, find_parts, read_part
 from littlelm_core.shards import FORMAT_VERSION, Shard, atomic_file, write_shard
 
@@ -48,7 +37,6 @@ MANIFEST_VERSION = 1
 SPLITS = ("train", "validation")
 OWN_NAME = re.compile(r"(train|validation)-[a-z0-9_]+-\d{5}(-\d{2,})?\.shard")
 PART_BYTES = 64_000_000
-IN_PROCESS_BYTES = 8_000_000  # less than this is not worth a second process
 SHARD_TOKENS = 50_000_000  # a part with more becomes several shards
 BATCH_CHARACTERS = 2_000_000  # encoded at once
 BAD_LISTED = 1_000  # of each part, with their places; all are counted
@@ -212,66 +200,6 @@ def write_json(path: Path, value: Any) -> None:
         file.write((json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
-# ---- Many parts, many processes
-
-_told: Any = None  # in a worker: the bytes it has told the progress bar
-
-
-def _start_worker(counter: Any) -> None:
-    global _told
-    _told = counter
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the pool
-
-
-def _tell(size: int) -> None:
-    with _told.get_lock():
-        _told.value += size
-
-
-def _work(*arguments: Any) -> dict[str, Any]:
-    return prepare_part(*arguments, advance=_tell)
-
-
-def _run_parts(
-    jobs: list[tuple[Any, ...]], workers: int, advance: Callable[[int], None]
-) -> list[dict[str, Any]]:
-    """Run prepare_part on each job; return the reports in the order of the jobs."""
-    # A process takes seconds to start: little text is done sooner without.
-    small = sum(part.size for part, *_ in jobs) < IN_PROCESS_BYTES
-    if small or min(workers, len(jobs)) <= 1:
-        return [prepare_part(*job, advance=advance) for job in jobs]
-    context = multiprocessing.get_context("spawn")  # threads and forks do not mix
-    counter = context.Value("q", 0)
-    pool = ProcessPoolExecutor(
-        min(workers, len(jobs)), context, _start_worker, (counter,)
-    )
-    try:
-        futures: list[Future] = [pool.submit(_work, *job) for job in jobs]
-        waiting, seen = set(futures), 0
-        while waiting:
-            done, waiting = wait(waiting, 0.2, FIRST_COMPLETED)
-            advance(counter.value - seen)
-            seen = counter.value
-            for future in done:
-                future.result()  # the first failure stops the rest
-        return [future.result() for future in futures]
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a process was killed (out of memory?): what is done is kept, go on with "
-            "--workers 1"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(),
-        TransferSpeedColumn(), TimeRemainingColumn(),
-        console=console, disable=not console.is_terminal,
-    )  # fmt: skip
-
-
 # ---- The folder
 
 
@@ -361,12 +289,13 @@ def _prepare_all(
             reports[place] = report
     if reports:
         console.print(f"{len(reports)} of {len(parts)} parts are done already")
-    with _bar(console) as bar:
+    with progress_bar(console) as bar:
         total = sum(part.size for part, *_ in jobs.values())
         task = bar.add_task("preparing", total=total)
-        done = _run_parts(
-            list(jobs.values()), workers, lambda size: bar.advance(task, size)
-        )
+        done = run_jobs(
+            prepare_part, list(jobs.values()), workers, total,
+            lambda size: bar.advance(task, size),
+        )  # fmt: skip
     reports.update(zip(jobs, done, strict=True))
     return [reports[place] for place in range(len(parts))]
 

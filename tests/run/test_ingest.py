@@ -16,7 +16,7 @@ import zstandard
 
 from littlelm_core import corpus, ingest
 from littlelm_core.config import DataError, load_run
-from littlelm_core.ingest import read, runs, write
+from littlelm_core.ingest import pool, read, runs, write
 from littlelm_core.ingest.read import Bad, Text
 from littlelm_core.ingest.write import split_of
 from littlelm_core.shards import Shard
@@ -324,7 +324,7 @@ def test_the_output_is_the_same_for_any_number_of_workers(
     tmp_path, tokenizer, many_parts, monkeypatch
 ):
     one = ingest.prepare([many_parts], tmp_path / "one", tokenizer, 1)
-    monkeypatch.setattr(write, "IN_PROCESS_BYTES", 0)
+    monkeypatch.setattr(pool, "IN_PROCESS_BYTES", 0)
     two = ingest.prepare([many_parts], tmp_path / "two", tokenizer, 2)
     assert one == two
     assert one["bad_records"]["total"] == 8
