@@ -113,7 +113,7 @@ def write(rows: Sequence[Any], folder: Path, label: str, threads: int) -> Path:
     path = folder / f"{now:%Y-%m-%d}-{label}.json"
     result = {
         "time": now.isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "threads": threads,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "versions": [version(name) for name in PEERS],
@@ -124,7 +124,7 @@ def write(rows: Sequence[Any], folder: Path, label: str, threads: int) -> Path:
     return path
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """Return the clone's commit, "+" behind it when files differ from it."""
     root = Path(__file__).resolve().parents[2]
     try:

@@ -152,21 +152,43 @@ def generate(
 
 @app.command()
 def bench(
-    what: Annotated[list[str] | None, typer.Argument(help="Some of the rows.")] = None,
+    what: Annotated[
+        list[str] | None, typer.Argument(help="Some of the rows, or: fixes.")
+    ] = None,
     quick: Annotated[bool, typer.Option(help="Small sizes: does it run?")] = False,
     threads: Annotated[int, typer.Option(help="Of torch and its peers.")] = 1,
-    folder: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path(
-        "data/benchmarks"
-    ),
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="For the JSON; data/benchmarks, fixes: data/ablations."),
+    ] = None,
+    arms: Annotated[
+        str, typer.Option(help="fixes: some of the arms, as baseline,muon.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(help="fixes: runs of each arm.")] = 3,
+    workers: Annotated[int, typer.Option(help="fixes: runs at a time.")] = 1,
+    fresh: Annotated[bool, typer.Option(help="fixes: train these arms anew.")] = False,
 ) -> None:
     """Measure our parts against named peers, side by side, with the bars.
+
+    `fixes` trains the failed recipe in miniature and adds five fixes to it, one at a
+    time and each alone: about an hour; what is finished is kept when it is stopped.
 
     \b
     Examples:
       littlelm bench
       littlelm bench bpe generate
       littlelm bench train --threads 2
+      littlelm bench fixes
+      littlelm bench fixes --arms baseline,muon --seeds 5 --workers 2
     """
+    if what == ["fixes"]:
+        from littlelm_core.bench import fixes
+
+        names = [name.strip() for name in arms.split(",") if name.strip()]
+        chosen = {"names": names, "seeds": seeds, "workers": workers, "fresh": fresh}
+        fixes.main(console, **chosen, quick=quick, folder=folder or fixes.FOLDER)
+        return
     from littlelm_core import bench as module
 
+    folder = folder or Path("data/benchmarks")
     module.main(what or [], console, quick=quick, threads=threads, folder=folder)

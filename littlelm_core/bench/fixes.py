@@ -1,0 +1,291 @@
+"""`littlelm bench fixes`: the failed recipe in miniature, and what five fixes give.
+
+The ladder adds one fix at a time (schedule, Muon, data and mixture, FP8 with a padded
+vocabulary, half the context with twice the rows); each fix is also put alone on the
+failed recipe. All arms take the same number of tokens and the same shape of model, and
+each has its own best learning rate, searched with the same budget. The measure was
+fixed beforehand: bits per byte on excerpts of the pinned validation split, as the plain
+mean over the domains, lower is better.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from littlelm_core.bench.ablate import SWEEP_SEED, Arm, Job, Store, execute, next_jobs
+from littlelm_core.config import ConfigError, LittleLMError, check_part, nearest
+from littlelm_core.ingest.write import hold
+from littlelm_core.report import ablations
+from littlelm_core.report.terminal import duration, table
+
+__all__ = ["FOLDER", "arms", "main"]
+
+FOLDER = ablations.FOLDER
+STEPS = 320
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)  # of every arm: see `_optimizer` for what they set
+FAILED_RATE = 2.5e-4  # that of the run that failed
+
+# The failed recipe: a Llama block, AdamW on everything, a cosine to zero, rows in
+# proportion to the domains, and a vocabulary that is no multiple of anything.
+BASELINE: dict[str, Any] = {
+    "steps": STEPS,
+    "rows": 4,
+    "clip": 1.0,
+    "tokenizer": {"use": "bpe", "vocab_size": 4081},
+    "model": {
+        "use": "llama", "dim": 128, "layers": 4, "heads": 4, "kv_heads": 2,
+        "ffn_dim": 352, "context": 256, "qk_norm": False, "vocab_multiple": 1,
+    },
+    "optimizer": {
+        "use": "torch.optim:AdamW", "betas": [0.9, 0.95], "eps": 1e-8,
+        "weight_decay": 0.1, "fused": True,
+    },
+    "schedule": {"use": "cosine", "warmup": STEPS // 20, "floor": 0.0},
+    "precision": {"use": "autocast", "dtype": "auto"},
+    "loader": {"use": "packed", "rest": "keep"},
+}  # fmt: skip
+
+
+def fixes(mixture: Mapping[str, float] | None) -> dict[str, dict[str, Any]]:
+    """Return what each fix changes, in the order of the ladder.
+
+    mixture: weights by domain, or None while they are not known.
+    """
+    adam = {k: BASELINE["optimizer"][k] for k in ("betas", "eps", "weight_decay")}
+    return {
+        "schedule": {
+            "schedule": {
+                "use": "wsd", "warmup": STEPS // 20, "decay": STEPS // 2,
+                "shape": "linear", "floor": 0.05,
+            }
+        },
+        # match_rms_adamw gives Muon's steps the size of AdamW's: one rate serves both,
+        # and the search has one number for every arm.
+        "muon": {"optimizer": {"use": "muon", **adam, "scale": "match_rms_adamw"}},
+        "data": {"mixture": {"use": "weighted", "weights": dict(mixture or {})}},
+        "fp8": {
+            "precision": {"use": "fp8", "dtype": "auto", "recipe": "tensorwise"},
+            "model": {"vocab_multiple": 64},
+        },
+        "context": {"rows": 8, "model": {"context": 128}},
+    }  # fmt: skip
+
+
+def _apply(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay changes over a recipe; a part's table is replaced, the model's filled in."""
+    result = dict(base)
+    for change in changes:
+        model = {**result["model"], **change.get("model", {})}
+        result |= {**change, "model": model}
+    return result
+
+
+def arms(mixture: Mapping[str, float] | None = None, quick: bool = False) -> list[Arm]:
+    """Return every arm: the failed recipe at its own rate and at its best one, the
+    ladder, and each fix alone. The first rung and the schedule alone are one arm."""
+    changes = fixes(mixture)
+    base, sizes, rates = BASELINE, {}, RATES
+    if quick:
+        base = _apply(BASELINE, _QUICK)
+        changes["context"] = {"rows": 4, "model": {"context": 16}}
+        sizes, rates = {"excerpts": 1, "excerpt_tokens": 64}, RATES[1:3]
+        changes["schedule"]["schedule"] |= {"warmup": 1, "decay": 2}
+    tables = {"failed": base, "baseline": base}
+    tables |= {fix: _apply(base, change) for fix, change in changes.items()}
+    so_far = list(changes.values())
+    for number, fix in enumerate(changes):
+        if number:
+            tables[f"ladder-{fix}"] = _apply(base, *so_far[: number + 1])
+    return [
+        Arm(name, ablations.LABELS[name], t, _rates_of(name, rates), **sizes)
+        for name, t in tables.items()
+    ]
+
+
+_QUICK = {
+    "steps": 4,
+    "rows": 2,
+    "model": {
+        "dim": 32, "layers": 1, "heads": 2, "kv_heads": 1, "ffn_dim": 48, "context": 32
+    },
+    "schedule": {"use": "cosine", "warmup": 1, "floor": 0.0},
+}  # fmt: skip
+
+
+def _rates_of(name: str, rates: tuple[float, ...]) -> tuple[float, ...]:
+    return (FAILED_RATE,) if name == "failed" else rates
+
+
+def known_mixture(folder: Path) -> dict[str, float] | None:
+    """Return the weights that proxy runs found (`mixture.json`), or None."""
+    with contextlib.suppress(LittleLMError):
+        return dict(ablations.load("mixture", folder)["weights"])
+    return None
+
+
+def obstacle(arm: Arm, mixture: Mapping[str, float] | None) -> str | None:
+    """Return in one line why an arm cannot be trained, or None."""
+    if arm.table.get("mixture") and not mixture:
+        return "the weights are missing: littlelm bench mixture finds them"
+    try:
+        for kind, part in arm.run(arm.rates[0], SWEEP_SEED).parts():
+            check_part(kind, part)
+    except LittleLMError as error:
+        return str(error)
+    return None
+
+
+# ---- The command
+
+
+def main(
+    console: Console,
+    names: Sequence[str] = (),
+    seeds: int = 3,
+    workers: int = 1,
+    quick: bool = False,
+    fresh: bool = False,
+    folder: Path = FOLDER,
+) -> Path:
+    """Train what is missing of the arms (all unless named), store and print it.
+
+    fresh: drop the runs of these arms first. Returns the path of the JSON file.
+    Raises ConfigError: an unknown arm, fewer than one seed or worker; LittleLMError:
+    another process is at it.
+    """
+    for what, value in (("seeds", seeds), ("workers", workers)):
+        if value < 1:
+            raise ConfigError(f"{what} = {value} must be at least 1")
+    mixture = known_mixture(folder)
+    everything = arms(mixture, quick)
+    for name in names:
+        if name not in (known := [arm.name for arm in everything]):
+            raise ConfigError(f"no arm is called {name!r}{nearest(name, known)}")
+    chosen = []
+    for arm in everything:
+        if names and arm.name not in names:
+            continue
+        if reason := obstacle(arm, mixture):
+            console.print(f"{arm.name}: left out, {reason}", **_PLAIN)
+        else:
+            chosen.append(arm)
+    path = folder / ("fixes-quick.json" if quick else "fixes.json")
+    with hold(folder):
+        store = Store(path)
+        for arm in chosen:
+            store.drop_old(arm, fresh)
+        _describe(store, everything, range(1, seeds + 1))
+        _train(store, chosen, range(1, seeds + 1), workers, console)
+        _describe(store, everything, range(1, seeds + 1))
+        store.write()
+    console.print("\n" + summary(store.table), **_PLAIN)
+    console.print(f"wrote {path}", **_PLAIN)
+    return path
+
+
+_PLAIN: dict[str, Any] = {"markup": False, "soft_wrap": True, "highlight": False}
+
+
+def _train(
+    store: Store, chosen: list[Arm], seeds: Sequence[int], workers: int, out: Console
+) -> None:
+    start, done = time.monotonic(), 0
+
+    def pending() -> list[Job]:
+        return [job for arm in chosen for job in next_jobs(arm, store.score, seeds)]
+
+    def left() -> int:
+        """Runs still to come: a sweep that has not ended wants its seeds too."""
+        known = pending()
+        sweeping = {job.arm.name for job in known if _is_sweep(job)}
+        return len(known) + len(sweeping) * len(seeds)
+
+    def take(job: Job, record: dict[str, Any]) -> None:
+        nonlocal done
+        store.add(job, record)
+        done += 1
+        rest = left()
+        eta = (time.monotonic() - start) / done * rest
+        score = record["score"]
+        result = record["error"] if score is None else f"{score:.4f} bits per byte"
+        out.print(
+            f"{job.arm.name}, rate {job.rate:g}, seed {job.seed}: {result} "
+            f"({record['seconds']:.0f} s; {rest} runs left, {duration(eta)})",
+            **_PLAIN,
+        )
+
+    if todo := left():
+        out.print(f"{todo} runs to train with {workers} worker(s)", **_PLAIN)
+    execute(pending, take, workers)
+
+
+def _is_sweep(job: Job) -> bool:
+    return job.seed == SWEEP_SEED
+
+
+def _describe(store: Store, everything: list[Arm], seeds: Sequence[int]) -> None:
+    """Write the head of the file: what was compared, where, and each arm's config."""
+    from littlelm_core.bench import PEERS, commit
+    from littlelm_core.bench.peers import version
+    from littlelm_core.doctor import machine
+
+    now = datetime.datetime.now().astimezone()
+    first = everything[1]
+    store.table |= {
+        "what": "the failed recipe in miniature, five fixes on a ladder and alone",
+        "metric": "bits per byte on excerpts of the validation split, plain mean over "
+        "the domains, fp32, each arm at its own context; lower is better",
+        "excerpts": {"a_domain": first.excerpts, "tokens": first.excerpt_tokens},
+        "time": now.isoformat(timespec="seconds"),
+        "commit": commit(),
+        "versions": [version(name) for name in PEERS],
+        "machine": machine() | {"threads": 1},
+        "sweep_seed": SWEEP_SEED,
+        "seeds": list(seeds),
+        "arms": {},
+    }
+    for arm in everything:
+        entry: dict[str, Any] = {"label": arm.label, "rates": list(arm.rates)}
+        if obstacle(arm, arm.table.get("mixture", {}).get("weights")) is None:
+            config = arm.run(arm.rates[0], SWEEP_SEED).model_dump(mode="json")
+            for key in ("name", "run_dir", "seed"):
+                del config[key]
+            del config["optimizer"]["lr"]
+            entry["config"] = config
+            tried = [r for r in store.runs.values() if r["arm"] == arm.name]
+            entry["rates"] = sorted({r["rate"] for r in tried} | {*arm.rates})
+            wanted = next_jobs(arm, store.score, seeds)
+            entry["complete"] = not wanted
+            if all(not _is_sweep(job) for job in wanted):
+                entry["rate"] = ablations.chosen_rate(store.table, arm.name)
+        store.table["arms"][arm.name] = entry
+
+
+def summary(stored: Mapping[str, Any]) -> str:
+    """Return the ladder and the fixes alone as text."""
+    rows = [["bits per byte, mean ± sd over seeds", "score", "gain", "rate", "s a run"]]
+    for name in stored["arms"]:
+        scores = ablations.scores(stored, name)
+        if not scores:
+            continue
+        mean, spread = ablations.mean_and_spread(scores.values())
+        before = ablations.BEFORE.get(name)
+        effect = before and ablations.effect(stored, before, name)
+        seconds = ablations.seconds(stored, name)
+        rows.append(
+            [
+                ablations.LABELS[name],
+                f"{mean:.4f} ± {spread:.4f}",
+                f"{effect.mean:+.4f} ± {effect.spread:.4f}" if effect else "-",
+                f"{ablations.chosen_rate(stored, name):g}",
+                f"{seconds:.0f}",
+            ]
+        )
+    return table(rows)
