@@ -263,7 +263,7 @@ def _describe(store: Store, everything: list[Arm], seeds: Sequence[int]) -> None
             entry["rates"] = sorted({r["rate"] for r in tried} | {*arm.rates})
             wanted = next_jobs(arm, store.score, seeds)
             entry["complete"] = not wanted
-            if all(not _is_sweep(job) for job in wanted):
+            if ablations.reported(store.table, arm.name):
                 entry["rate"] = ablations.chosen_rate(store.table, arm.name)
         store.table["arms"][arm.name] = entry
 
