@@ -21,12 +21,13 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,12 +43,14 @@ __all__ = [
     "MAGIC",
     "PLAN_VERSION",
     "PackReport",
+    "PackedRows",
     "Pieces",
     "RowPlan",
     "Shard",
     "ValidationRows",
     "atomic_file",
     "check_ids",
+    "domain_of",
     "load_plan",
     "make_batch",
     "open_shards",
@@ -450,6 +453,42 @@ def make_batch(
     return batch_BW[:, :-1].clamp(min=0), batch_BW[:, 1:].contiguous()
 
 
+class PackedRows(Sequence):
+    """The rows of some shards on end; `rows[i]` is an array of row_len + 1 ids.
+
+    Attributes: lengths_N (the tokens that each row trains on), fingerprint (hex: equal
+    for equal rows). plans: one of each shard, as `load_plan` makes them.
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], plans: Sequence[RowPlan], row_len: int, rest: str
+    ):
+        self.shards, self.plans = shards, plans
+        self.first = np.cumsum([0, *(p.report.rows for p in plans)]).tolist()
+        self.lengths_N = np.broadcast_to(np.int64(row_len), self.first[-1])
+        names = PLAN_VERSION, row_len, rest, *(s.fingerprint for s in shards)
+        digest = hashlib.blake2b(" ".join(map(str, names)).encode(), digest_size=16)
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return self.first[-1]
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        plan, r, read = self.where(range(len(self))[i])
+        return plan.row(r, read)
+
+    def where(self, i: int) -> tuple[RowPlan, int, Callable]:
+        """Return row i as `make_batch` takes it: (plan, number in its shard, read)."""
+        shard = bisect_right(self.first, i) - 1
+        return self.plans[shard], i - self.first[shard], self.shards[shard].read
+
+
+def domain_of(shard: Shard) -> str:
+    """Return the domain in a shard's name, <split>-<domain>-<number>.shard."""
+    name = re.fullmatch(r"[^-]+-(.+)-\d+", shard.path.stem)
+    return name[1] if name else shard.path.stem
+
+
 @register("loader", "packed")
 class Loader:
     """Yields (inputs_BT, targets_BT), int64, for ever; targets are the next ids.
@@ -461,7 +500,8 @@ class Loader:
 
     shards: `Shard`s or paths, in any order. batch_rows: rows of one rank's batch.
     rest: what becomes of a document that is cut, as in `plan_rows`.
-    Attributes: rows (of an epoch), report (of packing), epoch, position, fingerprint.
+    Attributes: rows (of an epoch), report (of packing), epoch, position, fingerprint,
+    mixture (None: the order above).
     Raises DataError: no shards, damaged ones, less data than one batch.
     """
 
@@ -480,11 +520,11 @@ class Loader:
         self.batch_rows, self.row_len, self.seed = batch_rows, row_len, seed
         self.rank, self.world = rank, world
         self.shards = open_shards(shards)
-        self._plans = [load_plan(s, row_len, rest) for s in self.shards]
-        reports = [plan.report for plan in self._plans]
+        plans = [load_plan(s, row_len, rest) for s in self.shards]
+        self._packed = PackedRows(self.shards, plans, row_len, rest)
+        reports = [plan.report for plan in plans]
         self.report = PackReport(*map(sum, zip(*reports, strict=True)))
-        self.rows = self.report.rows
-        self._first_row = np.cumsum([0, *(report.rows for report in reports)])
+        self.rows, self.fingerprint = self.report.rows, self._packed.fingerprint
         if self.rows < world * batch_rows:
             raise DataError(
                 f"{self.report.tokens:,} tokens give {self.rows} rows of {row_len + 1} "
@@ -497,9 +537,7 @@ class Loader:
                 f"documents are longer than {row_len}: set loader.rest = 'keep'",
                 stacklevel=2,
             )
-        names = PLAN_VERSION, row_len, rest, *(s.fingerprint for s in self.shards)
-        digest = hashlib.blake2b(" ".join(map(str, names)).encode(), digest_size=16)
-        self.fingerprint = digest.hexdigest()
+        self.rest, self.mixture = rest, None
         self._consumed = 0  # rows that all ranks together have taken, over all epochs
 
     @property
@@ -516,11 +554,11 @@ class Loader:
         return self
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        rows_B = self._rows_at(self._consumed + self.rank * self.batch_rows)
-        shard_B = np.searchsorted(self._first_row, rows_B, "right") - 1
-        inside_B = rows_B - self._first_row[shard_B]
-        numbers = zip(shard_B.tolist(), inside_B.tolist(), strict=True)
-        rows = [(self._plans[s], r, self.shards[s].read) for s, r in numbers]
+        if self.mixture is None:
+            rows_B = self._rows_at(self._consumed + self.rank * self.batch_rows)
+            rows = [self._packed.where(i) for i in rows_B.tolist()]
+        else:
+            rows = self._picked_rows()
         batch = make_batch(rows, self.batch_rows, self.row_len)
         self._consumed += self.world * self.batch_rows
         return batch
@@ -535,22 +573,60 @@ class Loader:
             rows += order[at : at + self.batch_rows - len(rows)].tolist()
         return np.array(rows)
 
-    def state_dict(self) -> dict[str, str | int]:
-        """Return all that is needed to go on; the same on every rank."""
-        names = "fingerprint", "seed", "epoch", "position"
-        return {name: getattr(self, name) for name in names}
+    def mix(self, make: Callable[[Mapping[str, PackedRows]], Any]) -> Any:
+        """Take rows in the order of a mixture of domains from now on; return it.
 
-    def load_state_dict(self, state: dict[str, str | int]) -> None:
+        make: called with {domain: its rows}, gives the mixture. Its `pick()` says
+        (domain, epoch, index) of the next row of all ranks together, or None at the
+        end: then missing rows have the target -100, and all ranks end together.
+        """
+        plans = dict(zip(self.shards, self._packed.plans, strict=True))
+        self.domains = {}
+        for name in sorted({domain_of(shard) for shard in self.shards}):
+            shards = [shard for shard in self.shards if domain_of(shard) == name]
+            parts = shards, [plans[s] for s in shards], self.row_len, self.rest
+            self.domains[name] = PackedRows(*parts)
+        self.mixture = make(self.domains)
+        return self.mixture
+
+    def _picked_rows(self) -> list[tuple[RowPlan, int, Callable]]:
+        """Return this rank's rows of the batch; every rank makes every choice."""
+        picks = [self.mixture.pick() for _ in range(self.world * self.batch_rows)]
+        if picks[0] is None:
+            raise StopIteration
+        mine = picks[self.rank * self.batch_rows :][: self.batch_rows]
+        return [self.domains[p.domain].where(p.index) for p in mine if p is not None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on; the same on every rank.
+
+        Four numbers and strings, and the state of a mixture where there is one.
+        """
+        names = "fingerprint", "seed", "epoch", "position"
+        state = {name: getattr(self, name) for name in names}
+        mixed = self.mixture is not None
+        return {**state, "mixture": self.mixture.state_dict()} if mixed else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where any rank of any world size stopped, in the order of its seed.
 
-        Raises DataError: the state belongs to other data, row length or rule.
+        Raises DataError: the state belongs to other data, row length or rule, or was
+        made with a mixture and there is none now, or the other way round.
         """
+        if ("mixture" in state) != (self.mixture is not None):
+            with_or_without = "with" if "mixture" in state else "without"
+            raise DataError(
+                f"the checkpoint was made {with_or_without} a mixture: change the run's "
+                "[mixture] back, or start in a new run_dir"
+            )
         if state["fingerprint"] != self.fingerprint:
             raise DataError(
                 f"the checkpoint was made on other data ({state['fingerprint']}, now "
                 f"{self.fingerprint}): give it the same shards, context and "
                 "loader.rest, or start in a new run_dir"
             )
+        if self.mixture is not None:
+            self.mixture.load_state_dict(state["mixture"])
         self.seed = int(state["seed"])
         self._consumed = int(state["epoch"]) * self.rows + int(state["position"])
 

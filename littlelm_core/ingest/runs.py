@@ -15,10 +15,7 @@ from typing import Any
 
 from littlelm_core import corpus
 from littlelm_core.config import (
-    KINDS,
-    ConfigError,
     DataError,
-    Part,
     RunConfig,
     build,
     resolve,
@@ -59,13 +56,8 @@ def prepare_run(run: RunConfig) -> Prepared:
     `littlelm data prepare` wrote. Two processes may ask at once: each sees a whole
     folder or none.
     Raises DataError: no such folder, an incomplete or damaged one, a tokenizer of
-    another size than the run's; ConfigError: a mixture, which nothing here draws yet.
+    another size than the run's.
     """
-    if run.mixture != Part(use=KINDS["mixture"].default):
-        raise ConfigError(
-            "mixture: parts of this kind come with chapter 12 and would not be used: "
-            "take the table out, rows are drawn in proportion to the domains' tokens"
-        )
     if run.data.source != "default":
         return open_prepared(run.data.source, run)
     folder = corpus.data_folder() / f"default-{_key(run)}"
