@@ -118,8 +118,10 @@ KINDS: dict[str, Kind] = {
     "loss": Kind("chunked", ("model",), "x, weight, targets, *, softcap, reduction"),
     "optimizer": Kind("torch.optim:AdamW", ("optim",), "params"),
     "schedule": Kind("cosine", ("schedule",), "step", ("total", "warmup")),
-    "precision": Kind("autocast", ("trainer", "fp8"), "", ("dtype", "compile")),
-    "mixture": Kind("proportional", ("mixture",), "sources, weights, seed"),
+    "precision": Kind(
+        "autocast", ("trainer", "fp8"), "", ("dtype", "compile", "masters")
+    ),
+    "mixture": Kind("proportional", ("mixture",), "sources, *, seed, total"),
     "loader": Kind(
         "packed", ("shards",), "shards, batch_rows, row_len, seed, rank, world"
     ),
@@ -417,6 +419,7 @@ class RunConfig(_Table):
 
     name: str
     run_dir: Annotated[str, Field(min_length=1)]
+    resume: str = ""  # another run's checkpoint (or folder) to start from: a branch
     seed: int = 1
     steps: Count  # planned optimizer steps; schedule.total is this unless it is set
     stop_step: Limit = -1  # stop before the schedule ends
@@ -524,7 +527,8 @@ def _layers(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         return table
     parent = _layers(_find_run(table.pop("extends"), path.parent), (*seen, path))
     # A child with its parent's folder would resume the parent's checkpoints.
-    parent = {k: v for k, v in parent.items() if k not in ("name", "run_dir")}
+    own = ("name", "run_dir", "resume")
+    parent = {k: v for k, v in parent.items() if k not in own}
     return _merge(parent, table)
 
 

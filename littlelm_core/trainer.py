@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, takewhile
 from numbers import Real
 from pathlib import Path
@@ -34,9 +35,10 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from littlelm_core.config import (
+    KINDS,
     ROLES,
     CheckpointError,
     ConfigError,
@@ -46,6 +48,7 @@ from littlelm_core.config import (
     build,
     check_part,
     load_run,
+    nearest,
     register,
     resolve,
 )
@@ -64,6 +67,7 @@ __all__ = [
     "MAY_CHANGE",
     "NOT_DECAYED",
     "Precision",
+    "SCHEDULED",
     "TrainResult",
     "Trainer",
     "World",
@@ -73,6 +77,7 @@ __all__ = [
     "checkpoints",
     "checksum",
     "clip_gradients",
+    "find_checkpoint",
     "is_complete",
     "load_checkpoint",
     "load_weights",
@@ -168,7 +173,10 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip: float) -> float:
     clip = -1 is off. A norm that is not finite scales nothing: do not take that step.
     """
     with_gradient = [p for p in parameters if p.grad is not None]
-    norm = get_total_norm([p.grad for p in with_gradient])
+    norms = [
+        torch.linalg.vector_norm(p.grad, dtype=torch.float32) for p in with_gradient
+    ]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
     if clip > 0 and torch.isfinite(norm):
         clip_grads_with_norm_(with_gradient, clip, norm)
     return float(norm)
@@ -213,12 +221,24 @@ class Precision:
 
     dtype: "fp32", "bf16", or "auto": bf16 on a GPU that has it and on a CPU with
     AVX-512 or AMX instructions for it, else fp32. compile: with torch.compile.
+    masters: "bf16" keeps every matrix in bf16 (then its gradient and the optimizer's
+    statistics are bf16 too): 6 bytes a parameter in place of 12, and updates below
+    half a step of bf16 are lost unless the optimizer rounds stochastically.
     """
 
-    def __init__(self, dtype: str = "auto", compile: bool = False):
+    def __init__(
+        self, dtype: str = "auto", compile: bool = False, masters: str = "fp32"
+    ):
         if dtype not in ("auto", "fp32", "bf16"):
             raise ConfigError(f"precision.dtype = {dtype!r} is not auto, fp32 or bf16")
-        self.dtype, self.compile = dtype, compile
+        if masters not in ("fp32", "bf16"):
+            raise ConfigError(f"precision.masters = {masters!r} is not fp32 or bf16")
+        if (masters, dtype) == ("bf16", "fp32"):
+            raise ConfigError(
+                'precision.masters = "bf16" leaves no fp32 to multiply: set '
+                'precision.dtype = "bf16"'
+            )
+        self.dtype, self.compile, self.masters = dtype, compile, masters
 
     def prepare(self, model: nn.Module, device: torch.device) -> Callable[..., Tensor]:
         """Settle the format for a device; return the loss function to train with."""
@@ -229,7 +249,11 @@ class Precision:
             names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
             fast = any(getattr(torch.cpu, n, bool)() for n in names)
         if self.dtype == "auto":
-            self.dtype = "bf16" if fast else "fp32"
+            self.dtype = "bf16" if fast or self.masters == "bf16" else "fp32"
+        if self.masters == "bf16":
+            for parameter in model.parameters():
+                if parameter.ndim >= 2:  # in place: a tied weight stays one object
+                    parameter.data = parameter.data.bfloat16()
         return torch.compile(model.loss) if self.compile else model.loss
 
     def context(self) -> AbstractContextManager:
@@ -407,22 +431,36 @@ def read_checkpoint(folder: Path, *unread: str) -> tuple[RunConfig, dict[str, An
         ) from error
 
 
-def load_checkpoint(
-    path_or_run: str | Path, device: str | torch.device = "cpu"
-) -> tuple[nn.Module, Tokenizer, RunConfig, dict[str, Any]]:
-    """Load (model in eval mode, tokenizer, run, state) from a checkpoint.
+def find_checkpoint(path_or_run: str | Path) -> Path:
+    """Return a checkpoint's folder: the given one, or the newest of a run.
 
-    path_or_run: a checkpoint folder; or a run's folder or name: its newest checkpoint.
-    Raises CheckpointError: no whole checkpoint, or not one of this version or model;
-    ConfigError: no such run.
+    path_or_run: a checkpoint folder; or a run's folder or name.
+    Raises CheckpointError: no whole checkpoint there; ConfigError: no such run.
     """
     folder = Path(path_or_run)
     if not folder.is_dir():
+        if folder.name.startswith("step_"):
+            near = nearest(
+                folder.name, [p.name for p in checkpoints(folder.parents[1])]
+            )
+            raise CheckpointError(f"no checkpoint {folder}{near}")
         folder = Path(load_run(path_or_run).run_dir)
     if not folder.name.startswith("step_") and not (folder / "state.json").exists():
         run_dir, folder = folder, newest_checkpoint(folder)
         if folder is None:
             raise CheckpointError(f"no checkpoint in {run_dir}: train that run first")
+    return folder
+
+
+def load_checkpoint(
+    path_or_run: str | Path, device: str | torch.device = "cpu"
+) -> tuple[nn.Module, Tokenizer, RunConfig, dict[str, Any]]:
+    """Load (model in eval mode, tokenizer, run, state) from a checkpoint.
+
+    path_or_run: as for `find_checkpoint`. Raises what that raises, and CheckpointError
+    for a checkpoint of another version or model.
+    """
+    folder = find_checkpoint(path_or_run)
     run, state = read_checkpoint(folder, "optimizer.pt")
     own = resolve("tokenizer", run.tokenizer.use)  # a class of its own may load itself
     tokenizer = getattr(own, "load", Tokenizer.load)(folder / "tokenizer.json")
@@ -434,9 +472,10 @@ def load_checkpoint(
 # Where a run stops, how its rows are cut (the tokens of a step stay), what it reports,
 # and the schedule, so that a decay can branch from any checkpoint.
 MAY_CHANGE = (
-    "name", "run_dir", "steps", "stop_step", "rows", "grad_accum", "tokens_per_step",
-    "max_skipped", "checkpoint_every", "checkpoints_kept", "validate_every",
-    "validation_tokens", "sample_every", "schedule", "precision", "callback",
+    "name", "run_dir", "resume", "steps", "stop_step", "rows", "grad_accum",
+    "tokens_per_step", "max_skipped", "checkpoint_every", "checkpoints_kept",
+    "validate_every", "validation_tokens", "sample_every", "schedule", "precision",
+    "callback",
 )  # fmt: skip
 
 
@@ -475,24 +514,33 @@ def score(
 
 # ---- One step, and everything it depends on
 
+SCHEDULED = ("lr", "momentum", "weight_decay")
 
-def schedule_of(run: RunConfig) -> Callable[[int], float]:
-    """Return step -> share of the peak rate. Raises ConfigError where it is none."""
+
+def schedule_of(run: RunConfig) -> Callable[[int], dict[str, float]]:
+    """Return step -> {"lr": share of the peak} of a run's schedule.
+
+    A schedule that returns a mapping may add "momentum", the value itself, and
+    "weight_decay", a share of each group's own. Raises ConfigError for anything else.
+    """
     options = {"total": run.steps, **run.schedule.options}
     part = resolve("schedule", run.schedule.use)
 
-    def multiplier(step: int) -> float:
-        share = part(step, **options)
-        if not (isinstance(share, Real) and 0 <= share < math.inf):
+    def values(step: int) -> dict[str, float]:
+        given = part(step, **options)
+        table = dict(given) if isinstance(given, Mapping) else {"lr": given}
+        good = all(isinstance(v, Real) and 0 <= v < math.inf for v in table.values())
+        if not good or not {"lr"} <= table.keys() <= {*SCHEDULED}:
             raise ConfigError(
-                f"schedule.use = {run.schedule.use!r} gives {share!r} for step {step}: "
-                "return a finite number of at least 0"
+                f"schedule.use = {run.schedule.use!r} gives {given!r} for step {step}: "
+                f"return a finite number of at least 0, or a mapping of lr to it (and "
+                f"of {' and '.join(SCHEDULED[1:])})"
             )
-        return float(share)
+        return {key: float(value) for key, value in table.items()}
 
     for step in (0, run.steps - 1):
-        multiplier(step)
-    return multiplier
+        values(step)
+    return values
 
 
 COUNTERS = ("step", "tokens", "skipped_steps", "skipped_in_a_row", "seconds")
@@ -507,7 +555,7 @@ class Loop:
     """
 
     def __init__(self, run: RunConfig, data: Prepared | None = None):
-        self.multiplier = schedule_of(run)
+        self.schedule = schedule_of(run)
         self.data = data = data or prepare_run(run)
         torch.manual_seed(run.seed)
         self.run, self.world = run, World.current()
@@ -526,16 +574,40 @@ class Loop:
         groups, shared = parameter_groups(self.model, run.optimizer.options)
         part = Part(use=run.optimizer.use, **shared)
         self.optimizer = build("optimizer", part, groups)
-        self.peaks = {g["name"]: g["lr"] for g in self.optimizer.param_groups}
+        self.own = {g["name"]: {**g} for g in self.optimizer.param_groups}
+        self.peaks = {name: group["lr"] for name, group in self.own.items()}
+        if "momentum" in self.schedule(0).keys() - {
+            k for g in self.own.values() for k in g
+        }:
+            raise ConfigError(
+                f"schedule.use = {run.schedule.use!r} sets a momentum, and no group of "
+                f"{run.optimizer.use!r} has one: take it out, or use another optimizer"
+            )
         self.parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
         self.parts = part_sources(run)  # now: a file may be edited while it trains
 
         self.grad_accum = accumulation(run, self.cfg.context, self.world.size)
         sizes = run.rows, self.cfg.context, run.seed, *self.world
         self.loader = build("loader", run.loader, data.train, *sizes)
+        # The default is the loader's own order: each row once an epoch.
+        mixed = run.mixture.use != KINDS["mixture"].default
+        self.mixture = self.mix(run) if mixed else None
         self.batches = iter(self.loader)
         self.step = self.tokens = self.skipped_steps = self.skipped_in_a_row = 0
         self.seconds, self.flops = 0.0, flops_per_token(self.cfg)
+
+    def mix(self, run: RunConfig) -> Any:
+        """Let the run's mixture choose the rows, and return it (chapter 12).
+
+        Raises ConfigError for a loader that cannot be told.
+        """
+        if not hasattr(self.loader, "mix"):
+            raise ConfigError(
+                f"loader.use = {run.loader.use!r} has no mix() to take rows in the order "
+                "of a mixture: use packed, or take [mixture] out"
+            )
+        keys = {"seed": run.seed, "total": run.steps * self.tokens_per_step}
+        return self.loader.mix(partial(build, "mixture", run.mixture, **keys))
 
     @property
     def tokens_per_step(self) -> int:
@@ -559,9 +631,7 @@ class Loop:
         batches = [(self.place(ids), self.place(targets)) for ids, targets in batches]
         valid = sum(int((targets != IGNORED).sum()) for _, targets in batches)
         (tokens,) = self.world.sum(valid)
-        multiplier = self.multiplier(self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.peaks[group["name"]] * multiplier
+        scheduled = self.follow_schedule()
         self.optimizer.zero_grad(set_to_none=True)
         nats = accumulate_gradients(self.loss, batches, tokens, self.precision.context)
         (nats,) = self.world.sum(nats)
@@ -576,13 +646,31 @@ class Loop:
         return {
             "tokens": self.tokens,
             "loss": nats / max(tokens, 1) if finite else None,
-            "lr": {g["name"]: g["lr"] for g in self.optimizer.param_groups},
+            **scheduled,
             "grad_norm": norm if finite else None,
             "tokens_per_second": tokens / seconds,
             "mfu": mfu(self.flops * tokens / seconds / self.world.size, self.device),
             "skipped_steps": self.skipped_steps,
             "seconds": self.seconds,
+            **({"epochs": self.mixture.epochs} if self.mixture else {}),
         }
+
+    def follow_schedule(self) -> dict[str, dict[str, float]]:
+        """Set what this step's schedule says; return that by key and group, to log.
+
+        All of it is set anew from the run file's values: a checkpoint brings back what
+        the schedule had set, which may have been another schedule.
+        """
+        values, groups = self.schedule(self.step), self.optimizer.param_groups
+        for group in groups:
+            own = self.own[group["name"]]
+            group["lr"] = self.peaks[group["name"]] * values["lr"]
+            if "momentum" in own:
+                group["momentum"] = values.get("momentum", own["momentum"])
+            if "weight_decay" in own:
+                share = values.get("weight_decay", 1.0)
+                group["weight_decay"] = own["weight_decay"] * share
+        return {k: {g["name"]: g[k] for g in groups if k in g} for k in values}
 
     def update(self, finite: bool) -> None:
         """Let the optimizer step, or refuse the step and count it."""
@@ -611,17 +699,18 @@ class Loop:
         plain |= {"tokens_per_step": self.tokens_per_step, "parts": self.parts}
         return tensors, {**plain, "loader": self.loader.state_dict()}
 
-    def load(self, folder: Path) -> None:
-        """Go back to a checkpoint. Raises ConfigError when it is of another run."""
-        old, state = read_checkpoint(folder)
+    def load(self, folder: Path, mend: str = "undo the change") -> RunConfig:
+        """Go back to a checkpoint; return its run.
+
+        Raises ConfigError with the `mend` when it is of another run.
+        """
+        run, state = read_checkpoint(folder)
         took = {"tokens a step": state["tokens_per_step"]}
         takes = {"tokens a step": self.tokens_per_step}
-        old, new = old.model_dump(mode="json"), self.run.model_dump(mode="json")
+        old, new = run.model_dump(mode="json"), self.run.model_dump(mode="json")
         if changed := changed_keys(old | took, new | takes):
-            raise ConfigError(
-                f"{folder} is of another run ({'; '.join(changed)}): name another "
-                "run_dir, undo the change, or delete that folder"
-            )
+            text = f"{folder} is of another run ({'; '.join(changed)}): {mend}"
+            raise ConfigError(text)
         for kind, part in self.parts.items():
             was = state["parts"].get(kind, part)
             if was["use"] == part["use"] and was["source"] != part["source"]:
@@ -637,6 +726,7 @@ class Loop:
         self.batches = iter(self.loader)
         for name in COUNTERS:
             setattr(self, name, state[name])
+        return run
 
 
 # ---- The run around the loop
@@ -670,12 +760,57 @@ class Trainer(Loop):
         self.run_dir, self.held = Path(run.run_dir), ExitStack()
         if self.world.rank == 0:
             self.held.enter_context(hold(self.run_dir))
+        self.last = run.steps if run.stop_step == -1 else min(run.steps, run.stop_step)
         self.resumed = newest_checkpoint(self.run_dir)
         if self.resumed:
-            self.load(self.resumed)
-        self.last = run.steps if run.stop_step == -1 else min(run.steps, run.stop_step)
+            self.go_on(self.resumed)
+        elif run.resume:
+            self.resumed = find_checkpoint(run.resume)
+            self.branch(self.resumed)
         self.interrupted = self.stopped = False
         self.report = Report(self, quiet)
+
+    def go_on(self, folder: Path) -> None:
+        """Load the newest checkpoint of the run's own folder."""
+        mend = "name another run_dir, undo the change, or delete that folder"
+        started = self.load(folder, mend).resume
+        if (
+            self.run.resume
+            and Path(self.run.resume).resolve() != Path(started).resolve()
+        ):
+            raise ConfigError(
+                f"{self.run_dir} holds a run of its own at step {self.step}, which did "
+                f"not start from resume = {self.run.resume!r}: name another run_dir"
+            )
+
+    def branch(self, folder: Path) -> None:
+        """Load another run's checkpoint: the next step is the one it would have taken.
+
+        Raises ConfigError for one that lies past where this run's decay begins, or at
+        its end: the branch would be neither run.
+        """
+        self.load(folder, "a branch may have another schedule and length alone")
+        table = {"total": self.run.steps, "decay": 0, **self.run.schedule.options}
+        begins = table["total"] - table["decay"]
+        if self.step > begins:
+            raise ConfigError(
+                f"{folder} is past step {begins}, where schedule.decay = "
+                f"{table['decay']} of {table['total']} steps begins: take an earlier "
+                "checkpoint, a shorter decay, or more steps"
+            )
+        if self.step >= self.last:
+            raise ConfigError(
+                f"{folder} is at step {self.step} and this run ends at step "
+                f"{self.last}: take an earlier checkpoint, or more steps"
+            )
+        group = self.optimizer.param_groups[0]  # as the trunk's last step left it
+        share = group["lr"] / self.peaks[group["name"]]
+        if not math.isclose(share, self.schedule(self.step - 1)["lr"], rel_tol=1e-6):
+            text = f"the rate jumps: {folder} ended at {share:.3g} of the peak"
+            warnings.warn(text, stacklevel=2)
+        log = folder.parents[1] / "metrics.jsonl"
+        if self.world.rank == 0 and log.is_file():  # a branch's curve is a whole one
+            shutil.copyfile(log, self.run_dir / "metrics.jsonl")
 
     def fit(self) -> TrainResult:
         """Train to the last step and return the result.

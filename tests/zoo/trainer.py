@@ -1,7 +1,6 @@
 """Wrong versions of chapter 06: a copy of the module with a function replaced."""
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -148,12 +147,12 @@ def rate_counts_taken_steps(module):
     real = module.Loop.take_step
 
     def take_step(self):
-        multiplier = self.multiplier
-        self.multiplier = lambda step: multiplier(step - self.skipped_steps)
+        schedule = self.schedule
+        self.schedule = lambda step: schedule(step - self.skipped_steps)
         try:
             return real(self)
         finally:
-            self.multiplier = multiplier
+            self.schedule = schedule
 
     module.Loop.take_step = take_step
 
@@ -404,9 +403,8 @@ def edits_in_silence(module):
 def takes_any_schedule(module):
     def schedule_of(run):
         options = {"total": run.steps, **run.schedule.options}
-        return functools.partial(
-            trainer.resolve("schedule", run.schedule.use), **options
-        )
+        part = trainer.resolve("schedule", run.schedule.use)
+        return lambda step: {"lr": part(step, **options)}
 
     module.schedule_of = schedule_of
 
