@@ -17,10 +17,14 @@ def data_prepare(
         typer.Argument(
             metavar="SOURCE...",
             help="Files (text, .jsonl, .gz, .zst, .parquet), folders of them, or "
-            "datasets OWNER/NAME:CONFIG:SPLIT; DOMAIN=SOURCE names a domain.",
+            "datasets OWNER/NAME:CONFIG:SPLIT; DOMAIN=SOURCE names a domain. Or one of "
+            "climbmix, fineweb-edu, with --shards.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder of shards.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder of shards; a named dataset has its own."),
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="tokenizer.json, its folder, or gpt2.")
     ] = None,
@@ -30,10 +34,22 @@ def data_prepare(
     text_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
     validation: Annotated[float, typer.Option(help="Share held out.")] = 0.01,
     workers: Annotated[int, typer.Option(help="Processes; 0: one a core.")] = 0,
+    shards: Annotated[
+        int | None, typer.Option(help="Of a named dataset: how many of its files.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option(help="Of climbmix: ids (the default), ids-full or text.")
+    ] = "",
+    downloads: Annotated[
+        Path | None, typer.Option(help="Where a named dataset's files come to lie.")
+    ] = None,
+    keep: Annotated[bool, typer.Option(help="Keep those files once read.")] = False,
 ) -> None:
     """Turn text into shards that a run names as data.source; goes on if stopped.
 
-    Without --tokenizer one is trained on a sample of the sources, once.
+    Without --tokenizer one is trained on a sample of the sources, once. ClimbMix is
+    400 billion stored GPT-2 ids, for research only: as ids it comes in files of .3 to
+    1.1 GB, as ids-full in files of 20 GB with 4 billion ids each.
 
     \b
     Examples:
@@ -41,11 +57,25 @@ def data_prepare(
       littlelm data prepare code=src/ prose=wiki.jsonl.gz --out data/prepared/mix
       littlelm data prepare HuggingFaceFW/fineweb-edu:sample-10BT:train \\
           --out data/prepared/edu --tokenizer gpt2
+      littlelm data prepare climbmix --shards 4
       littlelm train tiny data.source=data/prepared/books run_dir=runs/books
     """
+    from littlelm_core.config import ConfigError
     from littlelm_core.ingest import prepare
+    from littlelm_core.ingest.named import DATASETS
     from littlelm_core.tokenizer import Tokenizer
 
+    if len(sources) == 1 and sources[0] in DATASETS and not Path(sources[0]).exists():
+        keywords = {"downloads": downloads, "keep": keep}
+        _prepare_named(sources[0], shards, tokenizer, out, form, workers, **keywords)
+        return
+    if shards is not None or form or downloads or keep:
+        raise ConfigError(
+            "--shards, --form, --downloads and --keep belong to one named dataset: "
+            + ", ".join(DATASETS)
+        )
+    if out is None:
+        raise ConfigError("name the folder of shards: --out data/prepared/mine")
     saved = out / "tokenizer.json"
     if tokenizer == "gpt2":
         chosen = Tokenizer.gpt2()
@@ -72,6 +102,38 @@ def data_prepare(
         console=console,
     )
     _show_prepared(manifest, out)
+
+
+def _prepare_named(
+    name: str,
+    shards: int | None,
+    tokenizer: str | None,
+    out: Path | None,
+    form: str,
+    workers: int,
+    **keywords: Any,
+) -> None:
+    """Fetch a dataset that has a name and turn it into shards."""
+    from littlelm_core.config import ConfigError
+    from littlelm_core.corpus import data_folder
+    from littlelm_core.ingest.named import find_form, prepare_named
+    from littlelm_core.tokenizer import Tokenizer
+
+    kind = find_form(name, form)
+    if shards is None:
+        raise ConfigError(f"how many files of {name}? --shards 1 to {kind.files}")
+    if tokenizer in (None, "gpt2"):
+        chosen = Tokenizer.gpt2()
+    else:
+        path = Path(tokenizer)
+        if path.suffix == ".bpe":  # GPT-2's own file, where nothing can be fetched
+            chosen = Tokenizer.gpt2(path)
+        else:
+            chosen = Tokenizer.load(path / "tokenizer.json" if path.is_dir() else path)
+    manifest = prepare_named(
+        name, shards, chosen, out, form, workers, console=console, **keywords
+    )
+    _show_prepared(manifest, out or data_folder() / name)
 
 
 def _new_tokenizer(

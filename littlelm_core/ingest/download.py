@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from littlelm_core.config import DataError
+from littlelm_core.config import DataError, LittleLMError
 
 TIMEOUT = 30.0  # seconds without a byte
 ATTEMPTS = 6  # in a row that bring no byte
@@ -39,7 +39,10 @@ class Unreachable(DataError):
 
 
 class RemoteFile(NamedTuple):
-    """A file of a dataset repository; size -1 and sha256 "" where nobody told them."""
+    """A file of a dataset repository; size -1 and sha256 "" where nobody told them.
+
+    A small file may have no listed sum: then its size alone is checked.
+    """
 
     repo: str
     path: str
@@ -81,6 +84,8 @@ def _patiently(attempt: Callable[[], bool], url: str) -> None:
             if attempt():
                 return
             reason = "the answer ended too early"
+        except LittleLMError:  # the disk, not the network
+            raise
         except Progress:
             failures, wait = 0, FIRST_WAIT
             continue
@@ -208,33 +213,41 @@ def _fetch_rest(
     file: RemoteFile, partial: Path, advance: Callable[[int], None]
 ) -> bool:
     """Append what is missing; return whether all is there."""
-    have = partial.stat().st_size if partial.is_file() else 0
-    if file.size >= 0 and have >= file.size:
-        if have == file.size:
-            return True
-        partial.unlink()  # longer than the file: of another one
-        have = 0
-    start = have
-    headers = {"Range": f"bytes={have}-"} if have else {}
+    before = partial.stat().st_size if partial.is_file() else 0
+    if before > file.size:  # of another file
+        partial.unlink()
+        before = 0
+    if before == file.size > 0:
+        return True
+    headers = {"Range": f"bytes={before}-"} if before else {}
+    have = before
     try:
         with _open(file.url, headers) as answer:
-            if have and answer.status != 206:  # the server knows no ranges: anew
-                start = have = 0
-            with partial.open("r+b" if have else "wb") as out:
+            have = before if answer.status == 206 else 0  # 200: from the first byte on
+            with partial.open("r+b" if have else "wb", buffering=0) as out:
                 out.seek(have)
                 while block := answer.read(BLOCK):
-                    out.write(block)
+                    _write(out, block, partial)
                     have += len(block)
                     advance(len(block))
-            left = answer.length  # what the server promised beyond that
     except (OSError, http.client.HTTPException) as error:
-        if have > start and not isinstance(error, urllib.error.HTTPError):
+        if have > before:
             raise Progress from error
         raise
-    whole = have == file.size if file.size >= 0 else not left
-    if not whole and start < have < max(file.size, have + (left or 0)):
+    if before < have < file.size:
         raise Progress
-    return whole
+    return have == file.size
+
+
+def _write(out: IO[bytes], block: bytes, path: Path) -> None:
+    """Write a block; an error of the disk is none of the network."""
+    try:
+        out.write(block)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {error.strerror}: make room and run this again, "
+            "what has come is kept"
+        ) from error
 
 
 def _sha256(path: Path) -> str:
@@ -245,29 +258,28 @@ def _sha256(path: Path) -> str:
 # ---- Room
 
 
-def check_room(needs: dict[Path, tuple[int, str]]) -> str:
-    """Return a line about the room that files need; refuse when there is less.
+def check_room(needs: Iterable[tuple[Path, int, str]]) -> list[str]:
+    """Return a line for each disk about the room that is needed; refuse what is small.
 
-    needs: {folder: (bytes, what they are)}; folders of one disk are added up.
+    needs: (folder, bytes, what they are); the folders need not exist yet.
     Raises DataError with the numbers of the first disk that is too small.
     """
-    disks: dict[int, list[Path]] = {}
-    for folder in needs:
+    disks: dict[int, tuple[Path, int, list[str]]] = {}
+    for folder, size, what in needs:
         there = folder.resolve()
         while not there.exists():
             there = there.parent
-        disks.setdefault(there.stat().st_dev, []).append(there)
+        at, sum_, parts = disks.get(there.stat().st_dev, (there, 0, []))
+        parts = [*parts, f"{size / 1e9:,.2f} GB of {what}"]
+        disks[there.stat().st_dev] = at, sum_ + size, parts
     lines = []
-    for folder, names in zip(needs, disks.values(), strict=False):
-        named = [f for f in needs if any(f.resolve().is_relative_to(n) for n in names)]
-        size = sum(needs[f][0] for f in named)
-        what = " and ".join(f"{needs[f][0] / 1e9:,.1f} GB of {needs[f][1]}" for f in named)
-        free = shutil.disk_usage(names[0]).free
+    for at, size, parts in disks.values():
+        free, what = shutil.disk_usage(at).free, " and ".join(parts)
         if size > free:
             raise DataError(
-                f"{what} need {size / 1e9:,.1f} GB and {names[0]} has "
-                f"{free / 1e9:,.1f} GB free: take fewer shards, or folders on a "
+                f"{what} need {size / 1e9:,.2f} GB and the disk of {at} has "
+                f"{free / 1e9:,.2f} GB free: take fewer shards, or folders on a "
                 "larger disk"
             )
-        lines.append(f"{what}; {free / 1e9:,.1f} GB are free at {names[0]}")
-    return "; ".join(lines)
+        lines.append(f"{what}; {free / 1e9:,.2f} GB are free at {at}")
+    return lines

@@ -20,6 +20,7 @@ from littlelm_core.config import (
     build,
     resolve,
 )
+from littlelm_core.ingest.named import DATASETS, find_form
 from littlelm_core.ingest.write import (
     MANIFEST,
     MANIFEST_VERSION,
@@ -59,7 +60,7 @@ def prepare_run(run: RunConfig) -> Prepared:
     another size than the run's.
     """
     if run.data.source != "default":
-        return open_prepared(run.data.source, run)
+        return open_prepared(source_folder(run.data.source), run)
     folder = corpus.data_folder() / f"default-{_key(run)}"
     try:
         return open_prepared(folder, run)
@@ -81,6 +82,26 @@ def prepare_run(run: RunConfig) -> Prepared:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return open_prepared(folder, run)
+
+
+def source_folder(source: str) -> Path:
+    """Return the folder that data.source names.
+
+    A path, or a bare name of a folder of prepared data: "climbmix" is
+    data/prepared/climbmix, where `littlelm data prepare climbmix` writes it.
+    Raises DataError: a dataset with a name that is not prepared.
+    """
+    path, named = Path(source).expanduser(), corpus.data_folder() / source
+    if path.is_dir() or len(path.parts) > 1:
+        return path
+    if not named.is_dir() and source in DATASETS:
+        files = find_form(source).files
+        raise DataError(
+            f"data.source = {source!r} is not prepared, there is no {named}: run "
+            f"littlelm data prepare {source} --shards N (1 to {files}; --help says how "
+            "large), or name another data.source"
+        )
+    return named if named.is_dir() else path
 
 
 def _key(run: RunConfig) -> str:

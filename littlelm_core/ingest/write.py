@@ -83,12 +83,15 @@ class SplitWriter:
         encoded = self.tokenizer.encode_batch(texts)
         for text, ids in zip(texts, encoded, strict=True):
             document = np.array([bos, *ids], self.dtype)
-            self.held[split].append(document)
-            self.held_tokens[split] += len(document)
-            size = len(text.encode("utf-8", "surrogatepass"))
-            self.counts[split].update(documents=1, tokens=len(document), bytes=size)
-            if self.held_tokens[split] >= self.shard_tokens:
-                self.flush(split)
+            self.put(split, document, len(text.encode("utf-8", "surrogatepass")))
+
+    def put(self, split: str, document: np.ndarray, size: int) -> None:
+        """Take a document of ids that starts with BOS and stands for `size` bytes."""
+        self.held[split].append(document)
+        self.held_tokens[split] += len(document)
+        self.counts[split].update(documents=1, tokens=len(document), bytes=size)
+        if self.held_tokens[split] >= self.shard_tokens:
+            self.flush(split)
 
     def flush(self, split: str) -> None:
         """Write what is held of a split, if anything, as the next shard."""
