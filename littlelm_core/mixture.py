@@ -11,8 +11,9 @@ Shapes: R runs, D domains, N samples of one domain.
 """
 
 import hashlib
+import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -23,12 +24,22 @@ from littlelm_core.shards import permute
 
 __all__ = [
     "Domain",
+    "FLOOR",
+    "MODELS",
     "Mixture",
+    "MixtureFit",
+    "PENALTIES",
     "PLACES",
     "POLICIES",
     "Pick",
     "UNIT",
+    "fit_mixture",
+    "fit_ridge",
+    "fit_trees",
     "proportional",
+    "rank_correlation",
+    "ridge_features",
+    "sample_weights",
     "source_fingerprint",
     "token_lengths",
     "token_shares",
@@ -158,7 +169,7 @@ class Mixture:
     when_exhausted: what happens when a domain has been read so often. "redistribute":
     the others share its weight in proportion; "stop": the mixture ends, as it does
     when no domain is left; "raise": DataError.
-    decay_weights: hold from the share decay_start of `total` tokens on (no temperature).
+    decay_weights: hold from the share decay_start of `total` tokens on, as they are.
     total: tokens of the whole run; only decay_weights need it.
 
     Iterating gives samples; `pick()` says which, and every rank that calls it gets the
@@ -323,3 +334,163 @@ def proportional(
     own order, every row once an epoch, has the same shares.
     """
     return Mixture(sources, None, seed, total=total)
+
+
+def sample_weights(
+    runs: int,
+    domains: int,
+    seed: int,
+    center_D: Sequence[float] | None = None,
+    concentration: float = 1.0,
+) -> np.ndarray:
+    """Draw weights_RD for proxy runs from a Dirichlet distribution; rows sum to 1.
+
+    center_D: the mean of the draws (None: equal weights). concentration: 1 around equal
+    weights is uniform over all mixtures; larger ones stay closer to the center.
+    """
+    center = np.full(domains, 1 / domains) if center_D is None else np.array(center_D)
+    alpha_D = concentration * domains * center / center.sum()
+    return np.random.default_rng(seed).dirichlet(alpha_D, runs)
+
+
+def rank_correlation(a_R: Sequence[float], b_R: Sequence[float]) -> float:
+    """Return Spearman's correlation, from -1 to 1; equal values share their rank."""
+    ranks = []
+    for values in (a_R, b_R):
+        _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(count) - (count - 1) / 2)[place])
+    if any(np.ptp(r) == 0 for r in ranks):
+        return 0.0  # one of them says nothing
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+FLOOR = 0.02  # is added before the logarithm: a domain that is left out stays finite
+PENALTIES = tuple(10.0**n for n in range(-8, 2))
+
+
+def ridge_features(weights_RD: np.ndarray) -> np.ndarray:
+    """Return weights, their products and their logarithms, as columns."""
+    first, second = np.triu_indices(weights_RD.shape[1])
+    products = weights_RD[:, first] * weights_RD[:, second]
+    return np.hstack([weights_RD, products, np.log(weights_RD + FLOOR)])
+
+
+def fit_ridge(weights_RD: np.ndarray, losses_R: np.ndarray) -> Callable:
+    """Fit a ridge regression on `ridge_features`; return weights_ND -> predicted_N.
+
+    The penalty is the one whose predictions are best for runs left out one at a time,
+    which a linear fit knows without fitting again.
+    """
+    features = ridge_features(weights_RD)
+    middle, spread = features.mean(0), features.std(0) + 1e-12
+    u_RK, s_K, v_KF = np.linalg.svd((features - middle) / spread, full_matrices=False)
+    mean, rest_R = losses_R.mean(), losses_R - losses_R.mean()
+
+    def left_out_error(penalty: float) -> float:
+        kept_K = s_K**2 / (s_K**2 + penalty * len(losses_R))
+        influence_R = 1 / len(losses_R) + (u_RK**2) @ kept_K
+        error_R = (rest_R - u_RK @ (kept_K * (u_RK.T @ rest_R))) / (1 - influence_R)
+        return float(np.mean(error_R**2))
+
+    penalty = min(PENALTIES, key=left_out_error)
+    slope_F = v_KF.T @ (s_K / (s_K**2 + penalty * len(losses_R)) * (u_RK.T @ rest_R))
+    return lambda w_ND: mean + (ridge_features(w_ND) - middle) / spread @ slope_F
+
+
+def fit_trees(weights_RD: np.ndarray, losses_R: np.ndarray) -> Callable:
+    """Fit LightGBM's boosted trees, sized for some dozens of runs.
+
+    Raises ConfigError where lightgbm is not installed.
+    """
+    try:
+        lightgbm = importlib.import_module("lightgbm")
+    except ImportError as error:
+        raise ConfigError(
+            "model = 'lightgbm' needs lightgbm: pip install -e '.[mixture]', or take "
+            "'ridge'"
+        ) from error
+    keys = {"objective": "l2", "learning_rate": 0.05, "num_leaves": 8, "verbose": -1}
+    keys |= {"min_data_in_leaf": 3, "min_data_in_bin": 1, "num_threads": 1, "seed": 1}
+    data = lightgbm.Dataset(weights_RD, losses_R - losses_R.mean())
+    trees, mean = lightgbm.train(keys, data, 200), losses_R.mean()
+    return lambda w_ND: mean + trees.predict(w_ND)
+
+
+MODELS = {"ridge": fit_ridge, "lightgbm": fit_trees}
+
+
+class MixtureFit(NamedTuple):
+    """What a regression makes of proxy runs."""
+
+    weights_D: np.ndarray  # with the lowest predicted loss; they sum to 1
+    loss: float  # predicted there
+    predict: Callable[[np.ndarray], np.ndarray]  # weights_ND -> losses_N
+    held_out_R: np.ndarray  # predicted for each run by a fit that has not seen it
+    rank_correlation: float  # of held_out_R and the measured losses
+    error: float  # root of the mean square of held_out_R - measured
+
+
+def fit_mixture(
+    weights: Sequence[Sequence[float]] | np.ndarray,
+    losses: Sequence[float] | np.ndarray,
+    model: str = "ridge",
+    *,
+    folds: int = 8,
+    candidates: int = 20_000,
+    seed: int = 1,
+) -> MixtureFit:
+    """Learn a loss as a function of the mixture's weights, and find its lowest point.
+
+    weights: (R, D), the mixture of each proxy run, rows that sum to 1. losses: (R,), or
+    (R, K) of K scores that count equally: each is fitted alone and their mean is
+    predicted. model: "ridge" or "lightgbm". Weights are searched among `candidates`
+    mixtures of the runs' own mixtures, since beyond them no proxy has been:
+    the mean of the best hundred, as RegMix does (Liu et al., 2024).
+    Raises DataError: shapes that do not fit, fewer than 8 runs or than folds, losses
+    that are not finite, rows that are no mixture; ConfigError: an unknown model.
+    """
+    weights_RD, losses_RK = np.array(weights, float), np.array(losses, float)
+    losses_RK = losses_RK[:, None] if losses_RK.ndim == 1 else losses_RK
+    if weights_RD.ndim != 2 or losses_RK.shape[:1] != weights_RD.shape[:1]:
+        shapes = f"{weights_RD.shape} and {losses_RK.shape}"
+        raise DataError(f"weights and losses have the shapes {shapes}: one row a run")
+    runs = len(weights_RD)
+    if runs < 8 or not 2 <= folds <= runs:
+        raise DataError(f"{runs} runs and {folds} folds: take 8 runs, 2 folds or more")
+    sums_R = weights_RD.sum(1)
+    if not np.isfinite(losses_RK).all() or not np.allclose(sums_R, 1, atol=1e-6):
+        raise DataError("a loss is not finite, or the weights of a run do not sum to 1")
+    if (weights_RD < 0).any():
+        raise DataError("a weight is negative: weights are shares of tokens")
+    if model not in MODELS:
+        raise ConfigError(f"no model {model!r}{nearest(model, MODELS)}")
+
+    def fit(rows: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        parts = [MODELS[model](weights_RD[rows], y) for y in losses_RK[rows].T]
+        return lambda w_ND: np.mean([part(w_ND) for part in parts], 0)
+
+    measured_R, held_out_R = losses_RK.mean(1), np.empty(runs)
+    for fold in range(folds):
+        out = np.arange(runs) % folds == fold
+        held_out_R[out] = fit(~out)(weights_RD[out])
+    predict = fit(np.ones(runs, bool))
+    some_ND = np.vstack([weights_RD, _inside(weights_RD, candidates, seed)])
+    best = np.argsort(predict(some_ND), kind="stable")[:100]
+    weights_D = some_ND[best].mean(0)
+    return MixtureFit(
+        weights_D,
+        float(predict(weights_D[None])[0]),
+        predict,
+        held_out_R,
+        rank_correlation(held_out_R, measured_R),
+        float(np.sqrt(np.mean((held_out_R - measured_R) ** 2))),
+    )
+
+
+def _inside(weights_RD: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Return mixtures of the runs' mixtures: inside what has been tried."""
+    rng = np.random.default_rng(seed)
+    few = min(len(weights_RD), weights_RD.shape[1] + 1)
+    corners = rng.random((count, len(weights_RD))).argsort(1)[:, :few]
+    shares = rng.dirichlet(np.ones(few), count)
+    return np.einsum("nf,nfd->nd", shares, weights_RD[corners])

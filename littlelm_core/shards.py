@@ -614,10 +614,10 @@ class Loader:
         made with a mixture and there is none now, or the other way round.
         """
         if ("mixture" in state) != (self.mixture is not None):
-            with_or_without = "with" if "mixture" in state else "without"
+            was = "with" if "mixture" in state else "without"
             raise DataError(
-                f"the checkpoint was made {with_or_without} a mixture: change the run's "
-                "[mixture] back, or start in a new run_dir"
+                f"the checkpoint was made {was} a mixture: change [mixture] back, or "
+                "start in a new run_dir"
             )
         if state["fingerprint"] != self.fingerprint:
             raise DataError(
