@@ -1,0 +1,272 @@
+"""`littlelm bench mixture`: weights for the default corpus, found by proxy runs.
+
+RegMix and CLIMB in miniature: some dozens of runs of a very small model, each on a
+mixture of its own, a regression of their scores on the weights, and the weights with
+the lowest prediction; then these weights and the corpus's own proportions with seeds
+that took no part in the choice. The score was fixed beforehand: bits per byte on
+excerpts of the pinned validation split, the plain mean over the domains, so that
+literature counts as much as code. Finished runs are kept; a killed search goes on.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from littlelm_core.bench.ablate import SWEEP_SEED, Arm, Job, Store, execute, next_jobs
+from littlelm_core.config import ConfigError, load_run
+from littlelm_core.ingest import prepare_run
+from littlelm_core.ingest.write import hold
+from littlelm_core.mixture import MixtureFit, fit_mixture, sample_weights, token_shares
+from littlelm_core.report import ablations
+from littlelm_core.report.terminal import duration
+
+__all__ = ["proxy", "main", "measured", "seen"]
+
+PROXIES = 32
+DRAW_SEED = 12  # of the proxies' weights
+PROXY_SEED = 1  # of every proxy: one start for all, so that they differ in data alone
+CHECK_SEEDS = (2, 3, 4)  # of the comparison at the end: none of the proxies' runs
+STEPS = 256
+RATES = (4e-3, 8e-3, 1.6e-2)  # searched at the corpus's own proportions
+
+TABLE: dict[str, Any] = {
+    "steps": STEPS,
+    "rows": 4,
+    "clip": 1.0,
+    "tokenizer": {"use": "bpe", "vocab_size": 4096},
+    "model": {
+        "use": "llama", "dim": 96, "layers": 2, "heads": 3, "kv_heads": 3,
+        "ffn_dim": 256, "context": 128, "softcap": 15.0,
+    },
+    "optimizer": {
+        "use": "torch.optim:AdamW", "betas": [0.9, 0.95], "eps": 1e-10,
+        "weight_decay": 0.1, "fused": True,
+    },
+    "schedule": {"use": "cosine", "warmup": 12, "floor": 0.0},
+    "precision": {"use": "autocast", "dtype": "auto"},
+    "loader": {"use": "packed", "rest": "keep"},
+}  # fmt: skip
+
+
+def proxy(
+    name: str,
+    label: str,
+    weights: Mapping[str, float],
+    rates: tuple[float, ...],
+    quick: bool = False,
+) -> Arm:
+    """Return the proxy run of one mixture, as an arm of an ablation."""
+    # Six digits: what is stored is what is run, on any machine.
+    rounded = {n: round(float(w), 6) for n, w in weights.items()}
+    table = {**TABLE, "mixture": {"use": "weighted", "weights": rounded}}
+    if not quick:
+        return Arm(name, label, table, rates)
+    small = {"dim": 32, "layers": 1, "heads": 2, "kv_heads": 1, "ffn_dim": 48}
+    table |= {"steps": 4, "model": {**TABLE["model"], **small, "context": 32}}
+    table["schedule"] = {**TABLE["schedule"], "warmup": 1}
+    return Arm(name, label, table, rates[:2], excerpts=1, excerpt_tokens=64)
+
+
+def measured(stored: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return (weights_RD, bits_RD) of the finished proxies, domains sorted by name."""
+    rows = []
+    for name, arm in stored["arms"].items():
+        found = [r for r in stored["runs"].values() if r["arm"] == name]
+        if name.startswith("proxy-") and found and found[0]["score"] is not None:
+            bits = {d: v["bits_per_byte"] for d, v in found[0]["validation"].items()}
+            weights = arm["config"]["mixture"]["weights"]
+            rows.append([(weights[d], bits[d]) for d in sorted(bits)])
+    if not rows:
+        return np.empty((0, 0)), np.empty((0, 0))
+    return tuple(np.moveaxis(np.array(rows), 2, 0))
+
+
+def seen(stored: Mapping[str, Any], arm: str) -> list[float]:
+    """Return the scores of a checked arm, one for each of CHECK_SEEDS."""
+    found = {r["seed"]: r["score"] for r in stored["runs"].values() if r["arm"] == arm}
+    return [found[s] for s in stored["check_seeds"] if found.get(s) is not None]
+
+
+def best_fit(stored: Mapping[str, Any]) -> tuple[str, dict[str, MixtureFit]]:
+    """Fit every model that is installed; the best is closest on runs held out."""
+    names = ["ridge"]
+    if importlib.util.find_spec("lightgbm"):
+        names.append("lightgbm")
+    fits = {name: fit_mixture(*measured(stored), name) for name in names}
+    return min(names, key=lambda name: fits[name].error), fits
+
+
+# ---- The command
+
+
+def main(
+    console: Console,
+    quick: bool = False,
+    fresh: bool = False,
+    folder: Path = ablations.FOLDER,
+    proxies: int = PROXIES,
+) -> Path:
+    """Train what is missing, fit, check; store after every run. Return the JSON's path.
+
+    fresh: drop all runs first.
+    Raises ConfigError: fewer proxies than a fit takes; LittleLMError: another process
+    is at it.
+    """
+    if proxies < 8:
+        raise ConfigError(f"proxies = {proxies}: a fit takes 8 or more")
+    path = folder / ("mixture-quick.json" if quick else "mixture.json")
+    with hold(folder / f".{path.stem}"):
+        return _search(console, path, quick, fresh, proxies)
+
+
+def _search(
+    console: Console, path: Path, quick: bool, fresh: bool, proxies: int
+) -> Path:
+    data = prepare_run(load_run("tiny", ["tokenizer.vocab_size=4096"]))
+    domains = sorted(data.validation)
+    tokens = {d: data.manifest["domains"][d]["train"]["tokens"] for d in domains}
+    own = token_shares(None, tokens)
+    store = Store(path)
+    if fresh:
+        store.runs.clear()
+    arms = [proxy("proportional", "the corpus's own proportions", own, RATES, quick)]
+    _describe(store, arms, tokens)
+    _train(store, arms, {"proportional": ()}, console)
+    rate = _rate(store, arms[0])
+    draws = sample_weights(proxies, len(domains), DRAW_SEED)
+    for number, row in enumerate(draws):
+        weights = dict(zip(domains, row, strict=True))
+        arms.append(proxy(f"proxy-{number:02d}", "proxy", weights, (rate,), quick))
+    _describe(store, arms, tokens)
+    _train(
+        store, arms[1:], dict.fromkeys((a.name for a in arms), (PROXY_SEED,)), console
+    )
+
+    best, fits = best_fit(store.table)
+    found = dict(zip(domains, fits[best].weights_D.tolist(), strict=True))
+    found = {n: round(w, 3) for n, w in found.items()}
+    found[domains[0]] = round(1 - sum(found[d] for d in domains[1:]), 3)
+    arms.append(proxy("found", "the weights that were found", found, (rate,), quick))
+    arms[0] = proxy("proportional", arms[0].label, own, (rate,), quick)
+    _describe(store, arms, tokens)
+    store.table |= {
+        "weights": found,
+        "model": best,
+        "fits": {
+            name: {
+                "weights": dict(
+                    zip(domains, fit.weights_D.round(4).tolist(), strict=True)
+                ),
+                "loss": fit.loss,
+                "rank_correlation": fit.rank_correlation,
+                "error": fit.error,
+            }
+            for name, fit in fits.items()
+        },
+    }
+    store.write()
+    check = [arms[0], arms[-1]]
+    _train(store, check, dict.fromkeys((a.name for a in check), CHECK_SEEDS), console)
+    _describe(store, arms, tokens)
+    store.write()
+    console.print(summary(store.table), **_PLAIN)
+    console.print(f"wrote {path}", **_PLAIN)
+    return path
+
+
+_PLAIN: dict[str, Any] = {"markup": False, "soft_wrap": True, "highlight": False}
+
+
+def _rate(store: Store, arm: Arm) -> float:
+    """Return the best rate of the sweep at the corpus's own proportions."""
+    swept = [r for r in store.runs.values() if r["arm"] == arm.name]
+    swept = [r for r in swept if r["seed"] == SWEEP_SEED and r["score"] is not None]
+    return min(swept, key=lambda r: (r["score"], r["rate"]))["rate"]
+
+
+def _train(
+    store: Store,
+    arms: Sequence[Arm],
+    seeds: Mapping[str, Sequence[int]],
+    console: Console,
+) -> None:
+    """Train what these arms lack, one run after another, and keep each at once."""
+    start, done = time.monotonic(), 0
+
+    def pending() -> list[Job]:
+        return [j for a in arms for j in next_jobs(a, store.score, seeds[a.name])]
+
+    def take(job: Job, record: dict[str, Any]) -> None:
+        nonlocal done
+        store.add(job, record)
+        done += 1
+        left = len(pending())
+        score = record["score"]
+        result = record["error"] if score is None else f"{score:.4f} bits per byte"
+        weights = " ".join(
+            f"{n} {w:.2f}" for n, w in job.arm.table["mixture"]["weights"].items()
+        )
+        console.print(
+            f"{job.arm.name} ({weights}), rate {job.rate:g}, seed {job.seed}: {result} "
+            f"({record['seconds']:.0f} s; {left} left, "
+            f"{duration((time.monotonic() - start) / done * left)})",
+            **_PLAIN,
+        )
+
+    execute(pending, take)
+
+
+def _describe(store: Store, arms: Sequence[Arm], tokens: Mapping[str, int]) -> None:
+    """Write the head of the file: what is searched, where, and each arm's config."""
+    from littlelm_core.bench import PEERS, commit
+    from littlelm_core.bench.peers import version
+    from littlelm_core.doctor import machine
+
+    now = datetime.datetime.now().astimezone()
+    store.table |= {
+        "what": "weights of the default corpus's domains, by proxy runs",
+        "metric": "bits per byte on excerpts of the validation split, plain mean over "
+        "the domains, fp32; lower is better; fixed before the first run",
+        "time": now.isoformat(timespec="seconds"),
+        "commit": commit(),
+        "versions": [version(name) for name in (*PEERS, "lightgbm")],
+        "machine": machine() | {"threads": 1},
+        "tokens": dict(tokens),
+        "sweep_seed": SWEEP_SEED,
+        "draw_seed": DRAW_SEED,
+        "proxy_seed": PROXY_SEED,
+        "check_seeds": list(CHECK_SEEDS),
+        "excerpts": {"a_domain": arms[0].excerpts, "tokens": arms[0].excerpt_tokens},
+        "arms": {},
+    }
+    for arm in arms:
+        config = arm.run(arm.rates[0], PROXY_SEED).model_dump(mode="json")
+        for key in ("name", "run_dir", "seed"):
+            del config[key]
+        if len(arm.rates) > 1:
+            del config["optimizer"]["lr"]
+        store.table["arms"][arm.name] = {"label": arm.label, "config": config}
+
+
+def summary(stored: Mapping[str, Any]) -> str:
+    """Return what was found as text."""
+    fit = stored["fits"][stored["model"]]
+    lines = [
+        f"weights {stored['weights']} by {stored['model']}: rank correlation "
+        f"{fit['rank_correlation']:.2f} on held-out proxies, error {fit['error']:.4f}"
+    ]
+    for arm in ("proportional", "found"):
+        scores = seen(stored, arm)
+        if len(scores) > 1:
+            mean, spread = statistics.fmean(scores), statistics.stdev(scores)
+            lines.append(f"{arm}: {mean:.4f} ± {spread:.4f} bits per byte")
+    return "\n".join(lines)
