@@ -41,6 +41,65 @@ def _work(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     return function(*arguments, advance=_tell)
 
 
+class Pool:
+    """Processes that are started when there is work for more than one.
+
+    with Pool(4) as pool: pool.run(function, jobs, size, advance)
+    """
+
+    def __init__(self, workers: int):
+        self.workers = workers
+        self.pool: ProcessPoolExecutor | None = None
+        self.counter: Any = None
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        jobs: Sequence[Sequence[Any]],
+        size: int,
+        advance: Callable[[int], None] = lambda size: None,
+    ) -> list[Any]:
+        """Call function(*job, advance=...) for each job; return the results in order.
+
+        function: of a module (another process imports it); it tells `advance` the
+        bytes it has done. size: bytes of all jobs; few are done in this process.
+        Raises the first failure, and DataError when a process was killed.
+        """
+        # A process takes seconds to start: little text is done sooner without.
+        if size < IN_PROCESS_BYTES or min(self.workers, len(jobs)) <= 1:
+            return [function(*job, advance=advance) for job in jobs]
+        if self.pool is None:
+            context = multiprocessing.get_context("spawn")  # threads and forks clash
+            self.counter = context.Value("q", 0)
+            self.pool = ProcessPoolExecutor(
+                self.workers, context, _start_worker, (self.counter,)
+            )
+        try:
+            futures: list[Future] = [
+                self.pool.submit(_work, function, job) for job in jobs
+            ]
+            waiting, seen = set(futures), self.counter.value
+            while waiting:
+                done, waiting = wait(waiting, 0.2, FIRST_COMPLETED)
+                advance(self.counter.value - seen)
+                seen = self.counter.value
+                for future in done:
+                    future.result()  # the first failure stops the rest
+            return [future.result() for future in futures]
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process was killed (out of memory?): what is done is kept, go on "
+                "with --workers 1"
+            ) from error
+
+
 def run_jobs(
     function: Callable[..., Any],
     jobs: Sequence[Sequence[Any]],
@@ -48,37 +107,9 @@ def run_jobs(
     size: int,
     advance: Callable[[int], None],
 ) -> list[Any]:
-    """Call function(*job, advance=...) for each job; return the results in order.
-
-    function: of a module (another process imports it); it tells `advance` the bytes it
-    has done. size: bytes of all jobs; few are done without a second process.
-    Raises the first failure, and DataError when a process was killed.
-    """
-    # A process takes seconds to start: little text is done sooner without.
-    if size < IN_PROCESS_BYTES or min(workers, len(jobs)) <= 1:
-        return [function(*job, advance=advance) for job in jobs]
-    context = multiprocessing.get_context("spawn")  # threads and forks do not mix
-    counter = context.Value("q", 0)
-    pool = ProcessPoolExecutor(
-        min(workers, len(jobs)), context, _start_worker, (counter,)
-    )
-    try:
-        futures: list[Future] = [pool.submit(_work, function, job) for job in jobs]
-        waiting, seen = set(futures), 0
-        while waiting:
-            done, waiting = wait(waiting, 0.2, FIRST_COMPLETED)
-            advance(counter.value - seen)
-            seen = counter.value
-            for future in done:
-                future.result()  # the first failure stops the rest
-        return [future.result() for future in futures]
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a process was killed (out of memory?): what is done is kept, go on with "
-            "--workers 1"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    """Run all there is to do on a Pool of its own."""
+    with Pool(min(workers, len(jobs))) as pool:
+        return pool.run(function, jobs, size, advance)
 
 
 def progress_bar(console: Console) -> Progress:
