@@ -43,6 +43,7 @@ __all__ = [
     "measure",
     "next_jobs",
     "sources",
+    "step_costs",
     "windows",
 ]
 
@@ -231,6 +232,41 @@ def measure(job: Job, data: Prepared | None = None) -> dict[str, Any]:
     record |= {"time": now.isoformat(timespec="seconds"), "sources": code}
     record["commit"] = made_by
     return record
+
+
+def step_costs(
+    tried: Mapping[str, Arm], first: str, rounds: int = 7, steps: int = 4
+) -> dict[str, dict[str, Any]]:
+    """Return what a step costs: processor seconds, and how many times those of `first`.
+
+    The arms take turns, `steps` at a time: a busy machine slows all of them, and only
+    times of one round are divided by each other. Medians over the rounds.
+    """
+    torch.set_num_threads(1)
+    loops = {}
+    for name, arm in tried.items():
+        run = arm.run(arm.rates[0], SWEEP_SEED)
+        loops[name] = Loop(run, prepare_run(run))
+    taken: dict[str, list[float]] = {name: [] for name in loops}
+    for number in range(rounds + 1):
+        for name, loop in loops.items():
+            start = time.process_time()
+            for _ in range(steps):
+                loop.take_step()
+            if number:  # the first round warms up
+                taken[name].append((time.process_time() - start) / steps)
+    ratios = {
+        name: [a / b for a, b in zip(times, taken[first], strict=True)]
+        for name, times in taken.items()
+    }
+    return {
+        name: {
+            "step_seconds": statistics.median(times),
+            "ratio": statistics.median(ratios[name]),
+            "ratios": [round(ratio, 3) for ratio in ratios[name]],
+        }
+        for name, times in taken.items()
+    }
 
 
 def mean_of(values: Sequence[float]) -> float | None:

@@ -19,7 +19,15 @@ from typing import Any
 
 from rich.console import Console
 
-from littlelm_core.bench.ablate import SWEEP_SEED, Arm, Job, Store, execute, next_jobs
+from littlelm_core.bench.ablate import (
+    SWEEP_SEED,
+    Arm,
+    Job,
+    Store,
+    execute,
+    next_jobs,
+    step_costs,
+)
 from littlelm_core.config import ConfigError, LittleLMError, check_part, nearest
 from littlelm_core.ingest.write import hold
 from littlelm_core.report import ablations
@@ -184,6 +192,7 @@ def main(
         _describe(store, everything, range(1, seeds + 1))
         _train(store, chosen, range(1, seeds + 1), workers, console)
         _describe(store, everything, range(1, seeds + 1))
+        _time_steps(store, everything, quick, console)
         store.write()
     console.print("\n" + summary(store.table), **_PLAIN)
     console.print(f"wrote {path}", **_PLAIN)
@@ -224,6 +233,17 @@ def _train(
     if todo := left():
         out.print(f"{todo} runs to train with {workers} worker(s)", **_PLAIN)
     execute(pending, take, workers)
+
+
+def _time_steps(store: Store, everything: list[Arm], quick: bool, out: Console) -> None:
+    """Measure what a step of each arm costs, once all that were trained are known."""
+    trained = [a for a in everything if ablations.reported(store.table, a.name)]
+    tried = {arm.name: arm for arm in trained if arm.name != "failed"}
+    if "baseline" not in tried or {*tried} == {*store.table.get("cost", {})}:
+        return
+    with out.status("timing the steps of all arms, in turns"):
+        sizes = {"rounds": 2, "steps": 1} if quick else {}
+        store.table["cost"] = step_costs(tried, "baseline", **sizes)
 
 
 def _is_sweep(job: Job) -> bool:
@@ -270,7 +290,7 @@ def _describe(store: Store, everything: list[Arm], seeds: Sequence[int]) -> None
 
 def summary(stored: Mapping[str, Any]) -> str:
     """Return the ladder and the fixes alone as text."""
-    rows = [["bits per byte, mean ± sd over seeds", "score", "gain", "rate", "s a run"]]
+    rows = [["bits per byte, mean ± sd over seeds", "score", "gain", "rate", "cost"]]
     for name in stored["arms"]:
         scores = ablations.scores(stored, name)
         if not scores:
@@ -278,14 +298,14 @@ def summary(stored: Mapping[str, Any]) -> str:
         mean, spread = ablations.mean_and_spread(scores.values())
         before = ablations.BEFORE.get(name)
         effect = before and ablations.effect(stored, before, name)
-        seconds = ablations.seconds(stored, name)
+        cost = ablations.cost(stored, name)
         rows.append(
             [
                 ablations.LABELS[name],
                 f"{mean:.4f} ± {spread:.4f}",
                 f"{effect.mean:+.4f} ± {effect.spread:.4f}" if effect else "-",
                 f"{ablations.chosen_rate(stored, name):g}",
-                f"{seconds:.0f}",
+                f"{cost:.2f}x" if cost else "-",
             ]
         )
     return table(rows)
