@@ -199,8 +199,8 @@ class Technique(NamedTuple):
 TECHNIQUES = {
     "schedule": Technique(
         "Warm up, hold, decay instead of a cosine to zero",
-        "A constant rate with a decay over the last 20 % reaches what a cosine planned "
-        "for that length reaches {cite}`hagele2024`; MiniCPM found the last 10 % enough "
+        "A constant rate with a decay over the last 20 % reaches what a cosine of that "
+        "length reaches {cite}`hagele2024`; MiniCPM found the last 10 % to be enough "
         "{cite}`hu2024`. The reference run decays over the last half, to 5 % "
         "{cite}`littlelm2026`.",
         "When the length is fixed from the start and the rate is searched for each "
@@ -325,7 +325,7 @@ def plot_scores(
         axes.errorbar(mean, row, xerr=spread, fmt="o", color="C0", capsize=4, zorder=3)
         axes.plot(values, [row] * len(values), "|", color="C1", markersize=11)
     axes.set_yticks(range(len(arms)), [LABELS[arm] for arm in arms])
-    axes.invert_yaxis()
+    axes.set_ylim(len(arms) - 0.5, -0.5)
     axes.set_xlabel("bits per byte (lower is better)")
 
 
@@ -347,7 +347,7 @@ def plot_effects(axes: Any, stored: Mapping[str, Any] | None = None) -> None:
             label = None
     axes.axvline(0, color="0.4", linewidth=1)
     axes.set_yticks(range(len(FIXES)), FIXES)
-    axes.invert_yaxis()
+    axes.set_ylim(len(FIXES) - 0.5, -0.5)
     axes.set_xlabel("gain in bits per byte (right of 0 is better)")
     axes.legend()
 
