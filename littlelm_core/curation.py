@@ -20,7 +20,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,11 +39,9 @@ __all__ = [
     "GopherQuality",
     "GopherRepetition",
     "Hit",
-    "INVISIBLE",
     "Language",
     "LearnedQuality",
     "MinHash",
-    "POLICY",
     "PROSE_FILTERS",
     "Page",
     "QualityClassifier",
@@ -54,50 +52,38 @@ __all__ = [
     "band_groups",
     "decontaminate",
     "deduplicate",
-    "gram_hashes",
     "jaccard",
     "judge",
     "language",
     "mix",
     "normalize",
-    "page",
+    "run_hashes",
     "word_hashes",
 ]
 
 
 # ---- One spelling
 
-# Left out: control characters but for tab and newline, and what has no width.
-INVISIBLE = dict.fromkeys(
-    [
-        c
-        for c in range(0xA0)
-        if unicodedata.category(chr(c)) == "Cc" and c not in (9, 10)
-    ]
-    + [0xAD, 0x200B, 0x2060, 0xFEFF]
-)
-_INVISIBLE = re.compile("[" + "".join(map(chr, INVISIBLE)) + "]")
-_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+# What ends a line, what is a space, and what nobody sees.
+_BREAK = re.compile("\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+_SPACE = re.compile("[\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_UNSEEN = re.compile("[\0-\x08\x0e-\x1b\x7f-\x9f\xad\u200b\u2060\ufeff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def normalize(text: str) -> str:
-    """Return a text with one spelling of what looks the same; a second call is no-op.
+    """Give what looks the same one spelling; a second call changes nothing.
 
     Unicode to NFC, line ends to LF, the many spaces to " ", invisible characters out;
     no blanks at line ends, at most one empty line in a row, none at the borders of the
     text. Indentation stays: it means something in code. A lone surrogate, which UTF-8
     cannot write, becomes U+FFFD.
     """
+    text = _UNSEEN.sub("", _SPACE.sub(" ", _BREAK.sub("\n", text)))
     if not text.isascii():
-        text = _SPACES.sub(" ", _SURROGATE.sub("\ufffd", text))
-        text = text.replace("\u2028", "\n").replace("\u2029", "\n\n")
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\x85", "\n")
-    text = _INVISIBLE.sub("", text)
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
-    text = re.sub(r"[ \t]+(?=\n|\Z)", "", text)
-    return re.sub(r"\n{3,}", "\n\n", text).strip("\n").rstrip()
+        text = unicodedata.normalize("NFC", _SURROGATE.sub("\ufffd", text))
+    text = "\n".join([line.rstrip() for line in text.split("\n")])
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
 
 # ---- Words, once
@@ -115,17 +101,6 @@ class Page(str):
         return self.split()
 
     @cached_property
-    def widths(self) -> np.ndarray:
-        """Return the characters of each word."""
-        return np.fromiter(map(len, self.words), np.int64, len(self.words))
-
-    @cached_property
-    def ids(self) -> np.ndarray:
-        """Return a number for each word: equal words have the same one."""
-        number = dict(zip(self.words, range(len(self.words)), strict=True))
-        return np.array(list(map(number.__getitem__, self.words)), np.int64)
-
-    @cached_property
     def odd_words(self) -> list[str]:
         """Return the words that are more, or less, than a run of letters."""
         return [word for word in self.words if not word.isalpha()]
@@ -135,10 +110,10 @@ class Page(str):
         """Return the lines that are not blank."""
         return [line for line in self.split("\n") if line and not line.isspace()]
 
-
-def page(text: str) -> Page:
-    """Return the text as a Page; one that is a Page already stays itself."""
-    return text if isinstance(text, Page) else Page(text)
+    @classmethod
+    def of(cls, text: str) -> "Page":
+        """Return the text as a Page; one that is a Page already stays itself."""
+        return text if isinstance(text, cls) else cls(text)
 
 
 # ---- Gopher: is it prose?
@@ -150,16 +125,11 @@ STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 
 @dataclass(frozen=True)
 class GopherQuality:
-    """Rules by which Gopher told running prose from the rest (Rae et al. 2021, A.1).
-
-    A document that is too short or too long, whose words are too short or too long,
-    with too many "#" or ellipses, mostly bullets, mostly numbers, or without the
-    commonest English words.
-    """
+    """Rules by which Gopher told running prose from the rest (Rae et al. 2021, A.1)."""
 
     min_words: int = 50
     max_words: int = 100_000
-    min_width: float = 3
+    min_width: float = 3  # mean characters of a word
     max_width: float = 10
     max_symbols: float = 0.1  # "#", or ellipses, for each word
     max_bullets: float = 0.9  # share of lines that start with one
@@ -170,38 +140,33 @@ class GopherQuality:
 
     def __call__(self, text: str) -> str | None:
         """Return why the text is dropped, or None."""
-        text = page(text)
-        words, odd = text.words, text.odd_words
+        text = Page.of(text)
+        total, odd = len(text.words), text.odd_words
         symbols = [w for w in odd if not w.strip(SYMBOLS)]
-        count = len(words) - len(symbols)
+        count = total - len(symbols)
         if count < max(self.min_words, 1):
             return "too few words"
         if count > self.max_words:
             return "too many words"
-        width = (int(text.widths.sum()) - sum(map(len, symbols))) / count
-        if width < self.min_width:
-            return "short words"
-        if width > self.max_width:
-            return "long words"
-        if text.count("#") > self.max_symbols * len(words):
-            return "hashes"
+        width = (sum(map(len, text.words)) - sum(map(len, symbols))) / count
+        if not self.min_width <= width <= self.max_width:
+            return "short words" if width < self.min_width else "long words"
         ellipses = text.count("...") + text.count("…")
-        if ellipses > self.max_symbols * len(words):
+        if text.count("#") / total > self.max_symbols:
+            return "hashes"
+        if ellipses / total > self.max_symbols:
             return "ellipses"
-        if "-" in text or "•" in text:
-            lines = text.splitlines()
-            bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
-            if bullets > self.max_bullets * len(lines):
-                return "bullets"
-        if ellipses:
-            lines = text.splitlines()
-            ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
-            if ends > self.max_ellipses * len(lines):
-                return "cut lines"
-        alphabetic = len(words) - sum(not any(map(str.isalpha, w)) for w in odd)
-        if alphabetic < self.min_alphabetic * len(words):
+        lines = text.splitlines() if ellipses or "-" in text or "•" in text else [""]
+        bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
+        if bullets / len(lines) > self.max_bullets:
+            return "bullets"
+        ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
+        if ends / len(lines) > self.max_ellipses:
+            return "cut lines"
+        no_letter = sum(not any(map(str.isalpha, word)) for word in odd)
+        if (total - no_letter) / total < self.min_alphabetic:
             return "few letters"
-        if len(STOP_WORDS.intersection(words)) < self.min_stop_words:
+        if len(STOP_WORDS.intersection(text.words)) < self.min_stop_words:
             return "no stop words"
         return None
 
@@ -209,92 +174,22 @@ class GopherQuality:
 # ---- Gopher: does it repeat itself?
 
 
-def _repeats(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (group of each key, size of each group); equal keys share a group."""
-    order = np.argsort(keys, kind="stable")
-    ranked = keys[order]
-    first = np.empty(len(keys), bool)
-    first[:1] = True
-    np.not_equal(ranked[1:], ranked[:-1], out=first[1:])
-    group = np.empty(len(keys), np.int64)
-    group[order] = np.cumsum(first) - 1
-    return group, np.diff(np.flatnonzero(first), append=len(keys))
-
-
 def _duplicates(parts: Sequence[str]) -> tuple[int, int]:
     """Return how many parts stood before already, and their characters."""
     unique = set(parts)
     if len(unique) == len(parts):
         return 0, 0
-    characters = sum(map(len, parts)) - sum(map(len, unique))
-    return len(parts) - len(unique), characters
+    return len(parts) - len(unique), sum(map(len, parts)) - sum(map(len, unique))
 
 
-@dataclass(frozen=True)
-class GopherRepetition:
-    """Limits on repetition, with the thresholds of Gopher's table A1.
-
-    Shares of paragraphs and lines that stood before, and of the text's characters in
-    them; the share of the commonest 2-, 3- and 4-gram; the share of all repeated 5- to
-    10-grams, each character counted once.
-    """
-
-    max_paragraphs: float = 0.3
-    max_paragraph_characters: float = 0.2
-    max_lines: float = 0.3
-    max_line_characters: float = 0.2
-    top: tuple[tuple[int, float], ...] = ((2, 0.2), (3, 0.18), (4, 0.16))
-    repeated: tuple[tuple[int, float], ...] = (
-        (5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1),
-    )  # fmt: skip
-    name: str = "gopher_repetition"
-
-    def __call__(self, text: str) -> str | None:
-        """Return why the text is dropped, or None."""
-        text = page(text)
-        if not text.lines:
-            return "empty"
-        for what, parts, share, characters in (
-            ("paragraph", re.split(r"\n{2,}", text.strip()), self.max_paragraphs,
-             self.max_paragraph_characters),
-            ("line", text.lines, self.max_lines, self.max_line_characters),
-        ):  # fmt: skip
-            number, length = _duplicates(parts)
-            if number > share * len(parts):
-                return f"repeated {what}s"
-            if length > characters * len(text):
-                return f"characters of repeated {what}s"
-        return self._n_grams(text)
-
-    def _n_grams(self, text: Page) -> str | None:
-        """Grow n-grams word by word: only one that occurs twice can grow and repeat."""
-        limits = {**dict(self.top), **dict(self.repeated)}
-        ends = np.concatenate(([0], np.cumsum(text.widths)))
-        total = len(text.ids)
-        places, groups = np.arange(total), text.ids  # of the n-grams still repeated
-        for n in range(2, max(limits) + 1):
-            inside = places + n <= total
-            places, groups = places[inside], groups[inside]
-            if n <= total and len(places):
-                keys = groups * total + text.ids[places + n - 1]
-                groups, sizes = _repeats(keys)
-                again = sizes[groups] > 1
-            if n in dict(self.top) and n <= total:
-                best, count = 0, 1  # with all counts 1, the first n-gram is the top
-                if len(places) and sizes.max() > 1:
-                    count = int(sizes.max())
-                    best = int(places[np.argmax(sizes[groups] == count)])
-                length = int(ends[best + n] - ends[best]) + n - 1
-                if count * length > limits[n] * len(text):
-                    return f"top {n}-gram"
-            if not len(places):
-                continue
-            places, groups = places[again], groups[again]
-            if n in dict(self.repeated):
-                length = _covered(places.tolist(), groups.tolist(), n, ends)
-                if length > limits[n] * len(text):
-                    return f"repeated {n}-grams"
-        return None
+def _groups(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (group of each key, size of each group); equal keys share a group."""
+    order = np.argsort(keys, kind="stable")
+    ranked = keys[order]
+    first = np.append(True, ranked[1:] != ranked[:-1])
+    group = np.empty(len(keys), np.int64)
+    group[order] = np.cumsum(first) - 1
+    return group, np.diff(np.flatnonzero(first), append=len(keys))
 
 
 def _covered(places: list[int], groups: list[int], n: int, ends: np.ndarray) -> int:
@@ -311,14 +206,71 @@ def _covered(places: list[int], groups: list[int], n: int, ends: np.ndarray) -> 
     return characters
 
 
+@dataclass(frozen=True)
+class GopherRepetition:
+    """Limits on repetition, with the thresholds of Gopher's table A1.
+
+    parts: shares of paragraphs, or lines, that stood before, and of the text's
+    characters in them. top: the characters of the commonest n-gram. repeated: those of
+    all n-grams that stood before, each character counted once.
+    """
+
+    parts: tuple[float, float] = (0.3, 0.2)
+    top: tuple[tuple[int, float], ...] = ((2, 0.2), (3, 0.18), (4, 0.16))
+    repeated: tuple[tuple[int, float], ...] = (
+        (5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1),
+    )  # fmt: skip
+    name: str = "gopher_repetition"
+
+    def __call__(self, text: str) -> str | None:
+        """Return why the text is dropped, or None."""
+        text = Page.of(text)
+        if not text.lines:
+            return "empty"
+        paragraphs = re.split(r"\n{2,}", text.strip())
+        for what, parts in (("paragraphs", paragraphs), ("lines", text.lines)):
+            number, characters = _duplicates(parts)
+            if number / len(parts) > self.parts[0]:
+                return f"repeated {what}"
+            if characters / len(text) > self.parts[1]:
+                return f"characters of repeated {what}"
+        return self._n_grams(text)
+
+    def _n_grams(self, text: Page) -> str | None:
+        """Grow n-grams word by word: only what occurs twice can grow and repeat."""
+        words, total = text.words, len(text.words)
+        number = dict(zip(words, range(total), strict=True))
+        ids = np.array(list(map(number.__getitem__, words)), np.int64)
+        ends = np.append(0, np.cumsum(np.array(list(map(len, words)), np.int64)))
+        top, repeated = dict(self.top), dict(self.repeated)
+        places, groups, sizes = np.arange(total), ids, np.bincount(ids)
+        for n in range(2, min(max(top | repeated), total) + 1):
+            again = (sizes[groups] > 1) & (places + n <= total)
+            places, groups = places[again], groups[again]
+            groups, sizes = _groups(groups * total + ids[places + n - 1])
+            if n in top:
+                count, best = 1, 0  # where nothing repeats, the first one is the top
+                if len(sizes) and sizes.max() > 1:
+                    count = int(sizes.max())
+                    best = int(places[np.argmax(sizes[groups] == count)])
+                length = int(ends[best + n] - ends[best]) + n - 1
+                if count * length / len(text) > top[n]:
+                    return f"top {n}-gram"
+            if n in repeated and len(places):
+                again = sizes[groups] > 1
+                length = _covered(
+                    places[again].tolist(), groups[again].tolist(), n, ends
+                )
+                if length / len(text) > repeated[n]:
+                    return f"repeated {n}-grams"
+        return None
+
+
 # ---- C4 and FineWeb: does it look like a page?
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _SENTENCE = re.compile(r"""[.!?]+["'”’)\]]*(?=\s|$)""")
-POLICY = (
-    "terms of use", "privacy policy", "cookie policy", "uses cookies",
-    "use of cookies", "use cookies",
-)  # fmt: skip
+_POLICY = re.compile(r"terms of use|(privacy|cookie) policy|uses? (of )?cookies")
 
 
 @dataclass(frozen=True)
@@ -335,43 +287,35 @@ class C4Quality:
     min_words: int = 3
     max_word: int = 1000
     terminal: bool = True  # FineWeb keeps lines that do not end like a sentence
-    brackets: bool = True  # False: code is welcome
     name: str = "c4"
 
     def __call__(self, text: str) -> str | None:
         """Return why the text is dropped, or None."""
-        return self._sift(page(text))[1]
+        return self._sift(text)[1]
 
     def clean(self, text: str) -> str:
         """Return the lines that are sentences."""
-        return "\n".join(self._sift(page(text))[0])
+        return "\n".join(self._sift(text)[0])
 
-    def _sift(self, text: Page) -> tuple[list[str], str | None]:
-        lower = text.lower()
-        script = "javascript" in lower
-        lorem = "lorem ipsum" in lower
-        policies = [p for p in POLICY if p in lower]
+    def _sift(self, text: str) -> tuple[list[str], str | None]:
         kept, sentences = [], 0
-        for line in text.splitlines():
-            line = line.strip()
+        for line in map(str.strip, text.splitlines()):
             words = line.split()
             if len(line) > self.max_word and max(map(len, words)) > self.max_word:
                 continue
             if "[" in line:
                 line = _CITATION.sub("", line)
-            if self.terminal and (
-                not line.endswith((".", "?", "!", '"', "'")) or line.endswith("...")
-            ):
+            end = line.endswith((".", "?", "!", '"', "'")) and not line.endswith("...")
+            if len(words) < self.min_words or (self.terminal and not end):
                 continue
-            if len(words) < self.min_words:
+            lower = line.lower()
+            if "lorem ipsum" in lower:
+                return [], "lorem ipsum"
+            if "javascript" in lower:
                 continue
-            if lorem and "lorem ipsum" in line.lower():
-                return kept, "lorem ipsum"
-            if script and "javascript" in line.lower():
-                continue
-            if self.brackets and "{" in line:
-                return kept, "curly bracket"
-            if policies and any(p in line.lower() for p in policies):
+            if "{" in line:
+                return [], "curly bracket"
+            if _POLICY.search(lower):
                 continue
             sentences += max(len(_SENTENCE.findall(line)), 1)
             kept.append(line)
@@ -379,15 +323,12 @@ class C4Quality:
 
 
 # Ends of sentences in the scripts of the world's larger languages.
-TERMINAL = frozenset(".?!。？！．｡؟۔।॥։።၊။។៕᙮⁇⁈⁉‼‽…")
+TERMINAL = frozenset(".?!。？！．｡؟۔।॥։።၊။។៕᙮⁇⁈⁉‼‽")
 
 
 @dataclass(frozen=True)
 class FineWebQuality:
-    """FineWeb's own rules (Penedo et al. 2024), found by comparing good and bad dumps.
-
-    Few lines that end like a sentence, mostly short lines, repeated lines, a list.
-    """
+    """FineWeb's own rules (Penedo et al. 2024), from comparing good and bad dumps."""
 
     min_terminal: float = 0.12  # share of lines that end in a full stop or the like
     max_short: float = 0.67  # share of lines of at most `short` characters
@@ -398,21 +339,18 @@ class FineWebQuality:
 
     def __call__(self, text: str) -> str | None:
         """Return why the text is dropped, or None."""
-        text = page(text)
-        lines = text.lines
+        text = Page.of(text)
+        lines, newlines = text.lines, text.count("\n")
         if not lines:
             return "empty"
         ends = sum(map(TERMINAL.__contains__, [line[-1] for line in lines]))
-        if ends < self.min_terminal * len(lines):
+        if ends / len(lines) < self.min_terminal:
             return "lines without an end"
-        if sum(len(line) <= self.short for line in lines) > self.max_short * len(lines):
+        if sum(len(line) <= self.short for line in lines) / len(lines) > self.max_short:
             return "short lines"
-        newlines = text.count("\n")
-        if _duplicates(lines)[1] > self.max_repeated * (len(text) - newlines):
+        if _duplicates(lines)[1] / (len(text) - newlines) > self.max_repeated:
             return "repeated lines"
-        if newlines > self.max_newlines * len(text.words):
-            return "a list"
-        return None
+        return "a list" if newlines / len(text.words) > self.max_newlines else None
 
 
 # ---- Which language?
@@ -438,7 +376,7 @@ def language(text: str) -> tuple[str, float]:
     prose from the six others and from text without any of them. No judge of short
     texts, of code, or of languages that are not in FUNCTION_WORDS.
     """
-    words = page(text).lower().split()
+    words = text.lower().split()
     found = [word for word in words if word in _FUNCTION_WORDS]
     share = {
         code: sum(map(known.__contains__, found)) / max(len(words), 1)
@@ -471,7 +409,7 @@ Filter = Callable[[str], str | None]  # with a `name`
 
 def judge(text: str, filters: Iterable[Filter]) -> str | None:
     """Return "filter: reason" of the first filter that drops the text, or None."""
-    text = page(text)
+    text = Page.of(text)
     for drop in filters:
         if reason := drop(text):
             return f"{drop.name}: {reason}"
@@ -523,7 +461,7 @@ PROSE_FILTERS: tuple[Filter, ...] = (
 
 # ---- A hash that stays
 
-_BLOCK = 1 << 16  # bytes of text, or shingles, that are worked on at once: L2 cache
+_BLOCK = 1 << 15  # bytes of text, or shingles, that are worked on at once: cache
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -542,23 +480,17 @@ def _random(count: int, seed: int) -> np.ndarray:
 # Bytes of words: letters, digits, "_" and all of a character beyond ASCII. Capitals
 # become small, any other byte ends a word.
 _FOLD = bytes(
-    ord(chr(b).lower()) if b > 127 or chr(b).isalnum() or b == 95 else 0
-    for b in range(128)
+    ord(chr(b).lower()) if chr(b).isalnum() or b == 95 else 0 for b in range(128)
 ) + bytes(range(128, 256))
 _BEYOND = re.compile(r"[^\w\x00-\x7f]+")  # punctuation and spaces beyond ASCII
-_BYTES = _random(256, seed=11) * (np.arange(256) > 0)
 _BASE = np.uint64(0x9FB21C651E98DF25)  # odd: it has an inverse modulo 2^64
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
-_powers: dict[np.uint64, np.ndarray] = {}
 
 
-def _power(base: np.uint64, count: int) -> np.ndarray:
-    """Return base^0 ... base^(count - 1) modulo 2^64; the longest table is kept."""
-    if len(_powers.get(base, ())) < count:
-        table = np.full(max(count, 2 * _BLOCK), base)
-        table[0] = 1
-        _powers[base] = np.multiply.accumulate(table)
-    return _powers[base][:count]
+@lru_cache(maxsize=4)
+def _powers(base: np.uint64, count: int) -> np.ndarray:
+    """Return base^0 ... base^(count - 1) modulo 2^64."""
+    return np.multiply.accumulate(np.append(np.uint64(1), np.full(count - 1, base)))
 
 
 def _fold(text: str) -> bytes:
@@ -575,7 +507,7 @@ def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """
     folded = [_fold(text) for text in texts]
     data = b"\0" + b"\0".join(folded) + b"\0"
-    hashes, starts, low = [], [], 0
+    hashes, starts, low = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], 0
     while low < len(data) - 1:  # from one end of a word to another: none is cut
         high = data.rfind(b"\0", low + 1, low + _BLOCK)
         high = high if high > 0 else data.find(b"\0", low + 1)
@@ -584,25 +516,30 @@ def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         edges = np.flatnonzero(inside[1:] != inside[:-1])
         first, last = edges[::2], edges[1::2]
         # Sums of byte · base^place; the inverse power takes a word's place out again.
-        sums = np.cumsum(_BYTES[block] * _power(_BASE, len(block)))
-        words = (sums[last] - sums[first]) * _power(_INVERSE, len(block))[first]
-        hashes.append(mix(words))
+        size = max(_BLOCK, 1 << (high - low).bit_length())
+        sums = np.cumsum(block * _powers(_BASE, size)[: len(block)])
+        hashes.append((sums[last] - sums[first]) * _powers(_INVERSE, size)[first])
         starts.append(first + low)
         low = high
-    lengths = np.fromiter(map(len, folded), np.int64, len(folded))
-    ends = np.cumsum(lengths + 1)
-    offsets = np.searchsorted(np.concatenate(starts), ends) if starts else ends * 0
-    return np.concatenate(hashes or [ends[:0]]), np.concatenate(([0], offsets))
+    ends = np.cumsum([0, *(len(part) + 1 for part in folded)])
+    return mix(np.concatenate(hashes)), np.searchsorted(np.concatenate(starts), ends)
 
 
-def gram_hashes(words: np.ndarray, n: int) -> np.ndarray:
-    """Hash each run of n words; the first at word 0. Runs may cross texts."""
+def run_hashes(
+    words: np.ndarray, offsets: np.ndarray, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hash each run of n words that lies within one text.
+
+    Returns (uint64 hashes, int64 index of the text of each), in order.
+    """
+    text = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     count = max(len(words) - n + 1, 0)
     total = words[:count].copy()
     for k in range(1, n):
         total *= _BASE
         total += words[k : k + count]
-    return mix(total)
+    inside = text[:count] == text[n - 1 :]
+    return mix(total[inside]), text[:count][inside]
 
 
 # ---- MinHash
@@ -648,23 +585,12 @@ class MinHash:
         fewer words than a shingle is one shingle: all of it, case and punctuation
         too, so that different short texts have nothing in common.
         """
-        words, offsets = word_hashes(texts)
-        grams = gram_hashes(words, self.shingle)
-        counts = np.diff(offsets) - self.shingle + 1
-        whole = np.repeat(counts > 0, np.diff(offsets))[: len(grams)]
-        # Of each text's words, the last shingle - 1 start a run that leaves it.
-        place = (
-            np.arange(len(grams))
-            - np.repeat(offsets[:-1], np.diff(offsets))[: len(grams)]
-        )
-        inside = place < np.repeat(counts, np.diff(offsets))[: len(grams)]
-        grams = grams[whole & inside]
-        short = np.flatnonzero(counts < 1)
-        ends = np.concatenate(([0], np.cumsum(np.maximum(counts, 0))))
-        if len(short):
-            alone = [_whole(texts[i]) for i in short]
-            grams = np.insert(grams, ends[short], np.array(alone, np.uint64))
-        return grams, np.concatenate(([0], np.cumsum(np.maximum(counts, 1))))
+        hashes, text = run_hashes(*word_hashes(texts), self.shingle)
+        counts = np.bincount(text, minlength=len(texts))
+        short = np.flatnonzero(counts == 0)
+        whole = np.array([_whole(texts[i]) for i in short], np.uint64)
+        hashes = np.insert(hashes, np.cumsum(counts)[short], whole)
+        return hashes, np.append(0, np.cumsum(np.maximum(counts, 1)))
 
     def signatures(self, texts: Sequence[str]) -> np.ndarray:
         """Return the signatures, uint32 of shape (N, P); other texts do not matter.
@@ -696,7 +622,7 @@ class MinHash:
         Documents meet where a key is equal in the same column.
         """
         rows = signatures.reshape(len(signatures), self.bands, self.rows)
-        keys = np.broadcast_to(_random(self.bands, self.seed), rows.shape[:2]).copy()
+        keys = np.tile(_random(self.bands, self.seed), (len(rows), 1))
         for k in range(self.rows):
             keys = keys * _BASE + rows[:, :, k]
         return mix(keys)
@@ -818,14 +744,21 @@ def deduplicate(
         found = minhash.shingle_sets([docs[i] for i in part])
         sets.update(zip(part, found, strict=True))
     compared: dict[tuple[int, int], bool] = {}
+
+    def close(i: int, j: int) -> bool:
+        if (i, j) not in compared:
+            compared[i, j] = jaccard(sets[i], sets[j]) >= threshold
+        return compared[i, j]
+
     for group in groups:
-        for place, j in enumerate(group):
-            for i in group[:place]:
-                if (i, j) in compared or clusters.find(i) == clusters.find(j):
-                    continue
-                compared[i, j] = jaccard(sets[i], sets[j]) >= threshold
-                if compared[i, j]:
-                    clusters.unite(i, j)
+        parts: dict[int, list[int]] = {}  # the group so far, by cluster
+        for j in group:
+            mine = parts.pop(clusters.find(j), [])
+            for root, others in list(parts.items()):
+                if any(close(i, j) for i in others):
+                    clusters.unite(root, j)
+                    mine += parts.pop(root)
+            parts[clusters.find(j)] = [*mine, j]
     members: dict[int, list[int]] = {}
     for i in range(len(docs)):
         members.setdefault(clusters.find(i), []).append(i)
@@ -876,37 +809,31 @@ class Decontaminator:
         words, offsets = word_hashes(items)
         counts = np.diff(offsets)
         self.too_short = np.flatnonzero(counts < shortest).tolist()
-        runs: dict[int, list[tuple[np.ndarray, int]]] = {}
-        self.needed = np.zeros(len(items), np.int64)
-        for i in np.flatnonzero(counts >= shortest).tolist():
-            n = min(ngram, int(counts[i]))
-            grams = np.unique(gram_hashes(words[offsets[i] : offsets[i + 1]], n))
-            runs.setdefault(n, []).append((grams, i))
-            self.needed[i] = len(grams)
-        # For each length of a run, the runs' hashes, ascending, and whose they are.
+        self.needed = np.zeros(len(items), np.int64)  # different runs of each item
+        # For each length of a run, the hashes, ascending, and the item of each.
         self.index: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for n, owned in sorted(runs.items()):
-            grams = np.concatenate([g for g, _ in owned])
-            owner = np.repeat([i for _, i in owned], [len(g) for g, _ in owned])
-            order = np.argsort(grams, kind="stable")
-            self.index[n] = grams[order], owner[order]
+        for n in sorted({min(ngram, c) for c in counts.tolist() if c >= shortest}):
+            runs, item = run_hashes(words, offsets, n)
+            mine = (counts[item] == n) | ((n == ngram) & (counts[item] > n))
+            pairs = np.unique(
+                np.stack([runs[mine], item[mine].astype(np.uint64)]), axis=1
+            )
+            self.index[n] = pairs[0], pairs[1].astype(np.int64)
+            self.needed += np.bincount(self.index[n][1], minlength=len(items))
 
     def find(self, texts: Sequence[str]) -> list[Hit]:
         """Return the hits in texts, by document, then item."""
         words, offsets = word_hashes(texts)
-        found: set[tuple[int, int, int]] = set()  # document, item, place in the index
-        for n, (grams, owner) in self.index.items():
-            hashes = gram_hashes(words, n)
-            left = np.searchsorted(grams, hashes)
-            there = np.flatnonzero(grams[np.minimum(left, len(grams) - 1)] == hashes)
-            text = np.searchsorted(offsets, there, "right") - 1
-            inside = there + n <= offsets[text + 1]
-            for t, at in zip(text[inside].tolist(), left[there[inside]], strict=True):
-                key = grams[at]
-                while at < len(grams) and grams[at] == key:
-                    found.add((t, int(owner[at]), int(key)))
-                    at += 1
-        shares = Counter((t, item) for t, item, _ in found)
+        found: set[tuple[int, int, int]] = set()  # document, item, run
+        for n, (runs, item) in self.index.items():
+            hashes, text = run_hashes(words, offsets, n)
+            at, end = (
+                np.searchsorted(runs, hashes, side) for side in ("left", "right")
+            )
+            for k in np.flatnonzero(at < end).tolist():
+                for owner in item[at[k] : end[k]].tolist():
+                    found.add((int(text[k]), owner, int(hashes[k])))
+        shares = Counter((t, owner) for t, owner, _ in found)
         hits = (Hit(t, i, c / int(self.needed[i])) for (t, i), c in shares.items())
         return sorted(hit for hit in hits if hit.share >= self.threshold)
 
@@ -951,14 +878,9 @@ class QualityClassifier:
     def features(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return (bucket of each feature, text of each feature), both int64."""
         words, offsets = word_hashes(texts)
-        text = np.repeat(np.arange(len(texts)), np.diff(offsets))
-        buckets, owners = [], []
-        for n in range(1, self.ngrams + 1):
-            grams = gram_hashes(words, n) >> np.uint64(64 - self.bits)
-            inside = text[: len(grams)] == text[n - 1 :][: len(grams)]
-            buckets.append(grams[inside].astype(np.int64))
-            owners.append(text[: len(grams)][inside])
-        return np.concatenate(buckets), np.concatenate(owners)
+        runs = [run_hashes(words, offsets, n) for n in range(1, self.ngrams + 1)]
+        hashes, text = (np.concatenate(part) for part in zip(*runs, strict=True))
+        return (hashes >> np.uint64(64 - self.bits)).astype(np.int64), text
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
         """Return the probability of quality of each text, fp64 of shape (N,)."""
