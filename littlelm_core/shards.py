@@ -617,7 +617,7 @@ class Loader:
             was = "with" if "mixture" in state else "without"
             raise DataError(
                 f"the checkpoint was made {was} a mixture: change [mixture] back, or "
-                "start in a new run_dir"
+                'start anew with mixture.use = "weighted" and weights that may change'
             )
         if state["fingerprint"] != self.fingerprint:
             raise DataError(

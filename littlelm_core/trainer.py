@@ -603,8 +603,8 @@ class Loop:
         """
         if not hasattr(self.loader, "mix"):
             raise ConfigError(
-                f"loader.use = {run.loader.use!r} has no mix() to take rows in the order "
-                "of a mixture: use packed, or take [mixture] out"
+                f"loader.use = {run.loader.use!r} has no mix(), and cannot follow a "
+                "mixture: use packed, or take [mixture] out"
             )
         keys = {"seed": run.seed, "total": run.steps * self.tokens_per_step}
         return self.loader.mix(partial(build, "mixture", run.mixture, **keys))
@@ -699,15 +699,19 @@ class Loop:
         plain |= {"tokens_per_step": self.tokens_per_step, "parts": self.parts}
         return tensors, {**plain, "loader": self.loader.state_dict()}
 
-    def load(self, folder: Path, mend: str = "undo the change") -> RunConfig:
+    def load(
+        self, folder: Path, mend: str = "undo the change", free: tuple[str, ...] = ()
+    ) -> RunConfig:
         """Go back to a checkpoint; return its run.
 
+        free: keys that may differ beside MAY_CHANGE.
         Raises ConfigError with the `mend` when it is of another run.
         """
         run, state = read_checkpoint(folder)
         took = {"tokens a step": state["tokens_per_step"]}
         takes = {"tokens a step": self.tokens_per_step}
         old, new = run.model_dump(mode="json"), self.run.model_dump(mode="json")
+        new |= {key: old[key] for key in free}
         if changed := changed_keys(old | took, new | takes):
             text = f"{folder} is of another run ({'; '.join(changed)}): {mend}"
             raise ConfigError(text)
@@ -789,19 +793,18 @@ class Trainer(Loop):
         Raises ConfigError for one that lies past where this run's decay begins, or at
         its end: the branch would be neither run.
         """
-        self.load(folder, "a branch may have another schedule and length alone")
+        mend = "a branch may have another schedule, length and mixture alone"
+        self.load(folder, mend, free=("mixture",))
         table = {"total": self.run.steps, "decay": 0, **self.run.schedule.options}
-        begins = table["total"] - table["decay"]
-        if self.step > begins:
-            raise ConfigError(
-                f"{folder} is past step {begins}, where schedule.decay = "
-                f"{table['decay']} of {table['total']} steps begins: take an earlier "
-                "checkpoint, a shorter decay, or more steps"
-            )
+        begins, wrong = table["total"] - table["decay"], ""
         if self.step >= self.last:
+            wrong = f"this run ends at step {self.last}"
+        elif self.step > begins:
+            wrong = f"schedule.decay = {table['decay']} begins at step {begins}"
+        if wrong:
             raise ConfigError(
-                f"{folder} is at step {self.step} and this run ends at step "
-                f"{self.last}: take an earlier checkpoint, or more steps"
+                f"{folder} is at step {self.step}, and {wrong}: take an earlier "
+                "checkpoint, a shorter decay, or more steps"
             )
         group = self.optimizer.param_groups[0]  # as the trunk's last step left it
         share = group["lr"] / self.peaks[group["name"]]
