@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,18 @@ class Deaf:
 
 def flat(step, total, level: float = 1.0):
     return level
+
+
+def trapezoid(step, total, warmup: int = 2, decay: int = 0):
+    rate = min((step + 1) / warmup, 1.0)
+    return rate * min((total - step) / decay, 1.0) if decay else rate
+
+
+def several(step, total, keys: str = "lr,momentum,weight_decay"):
+    """Momentum rises from .5 to .9, the decay of weights falls to nothing."""
+    way = step / total
+    values = {"lr": 1.0, "momentum": 0.5 + 0.4 * way, "weight_decay": 1 - way}
+    return {key: values.get(key, 1.0) for key in keys.split(",")}
 
 
 def broken(step, total, at: int, gives: str = ""):
@@ -527,6 +540,101 @@ def test_a_schedule_that_is_none_is_refused_at_once(part):
             trainer.fit()
 
 
+def test_a_schedule_may_set_momentum_and_weight_decay(part):
+    """With a decay of 0.5 on matrices alone, a gain's stays 0 whatever its share."""
+    with scratch() as folder:
+        sgd = {"use": "torch.optim:SGD", "lr": 0.1, "momentum": 0.3}
+        keys = {"optimizer": {**sgd, "weight_decay": 0.5}, "validation_tokens": 16}
+        trainer = make(part, folder / "a", schedule=use("several"), **keys)
+        groups = {g["name"]: g for g in trainer.optimizer.param_groups}
+        used, real = [], trainer.optimizer.step
+
+        def step():
+            pairs = [(groups[n]["momentum"], groups[n]["weight_decay"])
+                     for n in ("matrix", "norm")]  # fmt: skip
+            used.append(pairs)
+            return real()
+
+        trainer.optimizer.step = step
+        trainer.fit()
+        for at, ((momentum, decay), (_, gains)) in enumerate(used):
+            want = 0.5 + 0.4 * at / 8, 0.5 * (1 - at / 8)
+            assert (momentum, decay) == want, (
+                f"step {at} runs with momentum {momentum} and weight decay {decay}, "
+                f"the schedule says {want}"
+            )
+            assert gains == 0.0, "a share of no decay is no decay"
+        for at, record in enumerate(records(folder / "a")):
+            for key in ("momentum", "weight_decay"):
+                said = record.get(key, {}).get("matrix")
+                now = used[at][0][key == "weight_decay"]
+                assert said == now, f"the log of step {at} has {key} {said}, not {now}"
+        cut = {**keys, "stop_step": 4}
+        make(part, folder / "b", schedule=use("several"), **cut).fit()
+        plain = make(part, folder / "b", schedule=use("flat"), **keys)
+        plain.take_step()
+        group = plain.optimizer.param_groups[0]
+        assert (group["momentum"], group["weight_decay"]) == (0.3, 0.5), (
+            "a schedule that says nothing leaves the run file's own values, also after "
+            "a checkpoint that another one had changed"
+        )
+
+
+def test_a_mapping_has_known_keys_that_some_group_has(part):
+    with scratch() as folder:
+        for keys in ("momentum", "lr,beta", "beta"):
+            with refused(ConfigError, "schedule.use", "step 0", "weight_decay"):
+                make(part, folder, schedule=use("several", keys=keys))
+        adam = {"use": "torch.optim:AdamW", "lr": 0.01}
+        with refused(ConfigError, "momentum", "AdamW"):
+            make(part, folder, schedule=use("several"), optimizer=adam)
+        make(part, folder, schedule=use("several", keys="lr,weight_decay"))
+
+
+def test_masters_in_bf16_are_asked_for_by_name(part):
+    """Matrices alone, a tied one once; saved as they are; exact after a resume."""
+    with scratch() as folder:
+        full = {"residual_scales": True, "value_embeddings": True, "tied": True}
+        half = {"masters": "bf16", "dtype": "bf16"}
+        keys = {"model": full, "precision": half}
+        trainer = make(part, folder / "whole", **keys)
+        trainer.fit()
+        for name, value in trainer.model.named_parameters():
+            want = torch.bfloat16 if value.ndim >= 2 else torch.float32
+            assert value.dtype == want, f"{name} of shape {value.shape}: {value.dtype}"
+        named = [n for n, _ in trainer.model.named_parameters()]
+        assert len(named) == len(trainer.parameters), "the tied matrix was split"
+        newest = home(part).newest_checkpoint(folder / "whole")
+        saved = home(part).load_file(newest / "model.safetensors")
+        assert saved["embedding.weight"].dtype == torch.bfloat16, "half the bytes"
+        model, *_ = home(part).load_checkpoint(folder / "whole")
+        assert torch.equal(model.embedding.weight, saved["embedding.weight"].float())
+        make(part, folder / "cut", stop_step=3, **keys).fit()
+        make(part, folder / "cut", **keys).fit()
+        assert curve(folder / "cut") == curve(folder / "whole"), "a resume in bf16"
+        auto = make(
+            part, folder / "auto", precision={**half, "dtype": "auto"}
+        ).precision
+        with auto.context():
+            kind = torch.get_autocast_dtype(trainer.device.type)
+            assert torch.is_autocast_enabled(trainer.device.type)
+            assert kind == torch.bfloat16, "bf16 weights are multiplied in bf16"
+        fp32 = {"masters": "bf16", "dtype": "fp32"}
+        with refused(ConfigError, "masters", "dtype"):
+            make(part, folder / "no", precision=fp32)
+        with refused(ConfigError, "masters", "fp8"):
+            make(part, folder / "no", precision={"masters": "fp8"})
+
+
+def test_the_norm_of_bf16_gradients_is_summed_in_fp32(part):
+    """In bf16 a length of 300 numbers near 1 is 17.25 or 17.375, not 17.32."""
+    weights = [nn.Parameter(torch.zeros(150, dtype=torch.bfloat16)) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    norm = home(part).clip_gradients(weights, -1.0)
+    assert math.isclose(norm, math.sqrt(300), rel_tol=1e-6), f"norm {norm}"
+
+
 def test_masters_are_fp32_and_formats_are_checked(part):
     with scratch() as folder:
         losses = {}
@@ -877,6 +985,101 @@ def test_one_process_at_a_time(part):
                 for name in ("pid", ".lock"):  # of a dead one; the number is reused
                     (folder / name).write_text(str(other.pid), "utf-8")
                 assert make(part, folder, steps=4).fit().steps == 4
+
+
+# ---- Decay branches
+
+TRUNK = {"steps": 24, "checkpoint_every": 4, "checkpoints_kept": 9,
+         "validation_tokens": 16}  # fmt: skip
+
+
+def test_a_branch_takes_the_trunks_next_step(part):
+    """A branch is the run that had its schedule from the start, to the last bit."""
+    with scratch() as folder:
+        held, down = use("trapezoid"), use("trapezoid", decay=8)
+        make(part, folder / "trunk", schedule=held, **TRUNK).fit()
+        whole = make(part, folder / "whole", schedule=down, **TRUNK)
+        whole.fit()
+        at = str(folder / "trunk" / "checkpoints" / "step_00000012")
+        torch.manual_seed(99)
+        keys = {"schedule": down, "resume": at, **TRUNK}
+        branch = make(part, folder / "branch", **keys)
+        assert (branch.step, branch.tokens) == (12, 12 * ROWS * CONTEXT * 2)
+        branch.fit()
+        for a, b in zip(curve(folder / "whole"), curve(folder / "branch"), strict=True):
+            assert a == b, f"step {b['step']} of the branch is {b}, of one run {a}"
+        assert same(weights(whole), weights(branch)), "the last weights differ"
+        at = [r["step"] for r in records(folder / "branch", "start")]
+        assert at == [0, 12], f"the log begins with the trunk's: starts at {at}"
+        left = [p.name for p in home(part).checkpoints(folder / "trunk")]
+        assert len(left) == 6, f"the branch must leave the trunk's alone: {left}"
+        assert len(curve(folder / "trunk")) == 24, "and its log"
+
+
+def test_a_killed_branch_goes_on_with_its_own(part):
+    """Also when the trunk is gone, and when the command says no more where it began."""
+    with scratch() as folder:
+        held, down = use("trapezoid"), use("trapezoid", decay=8)
+        make(part, folder / "trunk", schedule=held, **TRUNK).fit()
+        whole = make(part, folder / "whole", schedule=down, **TRUNK)
+        whole.fit()
+        keys = {"schedule": down, "resume": str(folder / "trunk"), **TRUNK}
+        keys["resume"] += "/checkpoints/step_00000012"
+        killed = make(part, folder / "branch", **keys)
+        for _ in range(2):  # before its first checkpoint: it begins anew
+            killed.report.tell("train", **killed.take_step())
+        assert make(part, folder / "branch", **{**keys, "stop_step": 18}).fit().steps
+        shutil.rmtree(folder / "trunk")
+        again = make(part, folder / "branch", **{**keys, "stop_step": 19})
+        assert again.step == 18, f"went on from step {again.step}, not its own 18"
+        again.fit()
+        make(part, folder / "branch", **{**keys, "resume": ""}).fit()
+        assert curve(folder / "branch") == curve(folder / "whole")
+
+
+def test_a_branch_that_would_be_neither_run_is_refused(part):
+    with scratch() as folder:
+        held = use("trapezoid")
+        make(part, folder / "trunk", schedule=held, **TRUNK).fit()
+        at = folder / "trunk" / "checkpoints" / "step_00000012"
+        keys = {"resume": str(at), **TRUNK}
+
+        def down(decay=8, **more):
+            return {"schedule": use("trapezoid", decay=decay), **keys, **more}
+
+        with refused(ConfigError, "step 12", "decay = 13", "step 11"):
+            make(part, folder / "b", **down(13))
+        make(part, folder / "b", **down(12))  # the decay begins at this very step
+        for more in ({"steps": 12}, {"stop_step": 9}, {"steps": 10}):
+            with refused(ConfigError, "step 12", "more steps"):
+                make(part, folder / "b", **down(0, **more))
+        for key, value in (("seed", 5), ("model", {"dim": 32}), ("rows", 2)):
+            with refused(ConfigError, "another run", "a branch may"):
+                make(part, folder / "b", **down(**{key: value}))
+        with refused(ConfigError, "trunk", "of its own", "another run_dir"):
+            make(part, folder / "trunk", **down())
+        missing = str(at.with_name("step_00000013"))
+        with refused(CheckpointError, "step_00000013", "step_0000001"):
+            make(part, folder / "b", **down(resume=missing))
+        with refused(CheckpointError, "no checkpoint in"):
+            make(part, folder / "b", **down(resume=str(folder)))
+        late = {**down(decay=4, steps=40), "resume": str(folder / "trunk")}
+        assert make(part, folder / "c", **late).step == 24, "a folder: its newest"
+
+
+def test_a_jump_of_the_rate_is_named(part):
+    """A branch from a run that had decayed already starts with a jump."""
+    with scratch() as folder:
+        make(part, folder / "down", schedule=use("trapezoid", decay=8), **TRUNK).fit()
+        newest = {"resume": str(folder / "down"), **TRUNK, "steps": 40}
+        early = {**newest, "resume": f"{newest['resume']}/checkpoints/step_00000016"}
+        for keys, jumps in ((newest, True), (early, False)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                make(part, folder / "b", schedule=use("trapezoid", decay=9), **keys)
+            said = [str(w.message) for w in caught if "rate jumps" in str(w.message)]
+            assert bool(said) == jumps, f"{keys['resume']}: warned {said}"
+            assert "0.125" in "".join(said) or not jumps, said
 
 
 # ---- Validation and the log

@@ -409,6 +409,133 @@ def takes_any_schedule(module):
     module.schedule_of = schedule_of
 
 
+def keeps_what_the_last_schedule_set(module):
+    """Sets only what this schedule says: another one's values stay in the groups."""
+
+    def follow_schedule(self):
+        values, groups = self.schedule(self.step), self.optimizer.param_groups
+        for group in groups:
+            own = self.own[group["name"]]
+            group["lr"] = own["lr"] * values["lr"]
+            if "momentum" in values:
+                group["momentum"] = values["momentum"]
+            if "weight_decay" in values:
+                group["weight_decay"] = own["weight_decay"] * values["weight_decay"]
+        return {k: {g["name"]: g[k] for g in groups} for k in values}
+
+    module.Loop.follow_schedule = follow_schedule
+
+
+def scales_the_decay_again_and_again(module):
+    real = module.Loop.follow_schedule
+
+    def follow_schedule(self):
+        before = [g.get("weight_decay") for g in self.optimizer.param_groups]
+        said = real(self)
+        share = self.schedule(self.step).get("weight_decay", 1.0)
+        for group, decay in zip(self.optimizer.param_groups, before, strict=True):
+            if decay is not None:
+                group["weight_decay"] = decay * share
+        return said
+
+    module.Loop.follow_schedule = follow_schedule
+
+
+def takes_any_mapping(module):
+    real = module.schedule_of
+
+    def schedule_of(run):
+        options = {"total": run.steps, **run.schedule.options}
+        part = trainer.resolve("schedule", run.schedule.use)
+        if isinstance(part(0, **options), dict):
+            return lambda step: {"lr": 1.0, **part(step, **options)}
+        return real(run)
+
+    module.schedule_of = schedule_of
+
+
+def casts_gains_too(module):
+    """All of the model in bf16, as `model.to(torch.bfloat16)` does it."""
+    real = module.Loop.__init__
+
+    def init(self, run, data=None):
+        def build(kind, *args, **kwargs):
+            part = trainer.build(kind, *args, **kwargs)
+            if kind == "precision" and part.masters == "bf16":
+                self.model.to(torch.bfloat16)
+            return part
+
+        module.build = build
+        real(self, run, data)
+
+    module.Loop.__init__ = init
+
+
+def norm_in_the_gradients_dtype(module):
+    def clip_gradients(parameters, clip):
+        grads = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        if clip > 0 and torch.isfinite(norm):
+            clip_grad_norm_(parameters, clip)
+        return float(norm)
+
+    module.clip_gradients = clip_gradients
+
+
+def branches_with_fresh_statistics(module):
+    """Loads a trunk's weights and place in the data, and no more."""
+    real = module.Trainer.branch
+
+    def branch(self, folder):
+        fresh = self.optimizer.state_dict()
+        real(self, folder)
+        self.optimizer.load_state_dict(fresh)
+
+    module.Trainer.branch = branch
+
+
+def branches_from_the_first_row(module):
+    real = module.Trainer.branch
+
+    def branch(self, folder):
+        fresh = self.loader.state_dict()
+        real(self, folder)
+        self.loader.load_state_dict(fresh)
+        self.batches = iter(self.loader)
+
+    module.Trainer.branch = branch
+
+
+def branches_again_each_time(module):
+    """`resume` taken at its word by a branch that was killed."""
+    real = module.newest_checkpoint
+
+    def newest(run_dir):
+        own = real(run_dir)
+        run = own and module.read_checkpoint(own)[0]
+        return None if run and run.resume else own
+
+    module.newest_checkpoint = newest
+
+
+def branches_into_a_decay(module):
+    def branch(self, folder):
+        self.load(folder, "a branch may have another schedule and length alone")
+
+    module.Trainer.branch = branch
+
+
+def jumps_in_silence(module):
+    real = module.Trainer.branch
+
+    def branch(self, folder):
+        with module.warnings.catch_warnings():
+            module.warnings.simplefilter("ignore")
+            real(self, folder)
+
+    module.Trainer.branch = branch
+
+
 def stops_without_saving(module):
     real = module.Trainer.after_step
 
@@ -480,6 +607,56 @@ ZOO = {
             "bf16 masters",
             bf16_masters,
             "test_masters_are_fp32_and_formats_are_checked",
+        ),
+        (
+            "another schedule's values kept",
+            keeps_what_the_last_schedule_set,
+            "test_a_schedule_may_set_momentum_and_weight_decay",
+        ),
+        (
+            "shares of shares",
+            scales_the_decay_again_and_again,
+            "test_a_schedule_may_set_momentum_and_weight_decay",
+        ),
+        (
+            "any mapping for a schedule",
+            takes_any_mapping,
+            "test_a_mapping_has_known_keys_that_some_group_has",
+        ),
+        (
+            "gains in bf16",
+            casts_gains_too,
+            "test_masters_in_bf16_are_asked_for_by_name",
+        ),
+        (
+            "a norm in bf16",
+            norm_in_the_gradients_dtype,
+            "test_the_norm_of_bf16_gradients_is_summed_in_fp32",
+        ),
+        (
+            "a branch with fresh statistics",
+            branches_with_fresh_statistics,
+            "test_a_branch_takes_the_trunks_next_step",
+        ),
+        (
+            "a branch from the first row",
+            branches_from_the_first_row,
+            "test_a_branch_takes_the_trunks_next_step",
+        ),
+        (
+            "branched again after a kill",
+            branches_again_each_time,
+            "test_a_killed_branch_goes_on_with_its_own",
+        ),
+        (
+            "a branch past the decay",
+            branches_into_a_decay,
+            "test_a_branch_that_would_be_neither_run_is_refused",
+        ),
+        (
+            "a jump in silence",
+            jumps_in_silence,
+            "test_a_jump_of_the_rate_is_named",
         ),
         ("momenta forgotten", forgets_the_optimizer, "test_resume_is_exact_to_the_bit"),
         (
