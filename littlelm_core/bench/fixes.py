@@ -134,7 +134,7 @@ def _rates_of(name: str, rates: tuple[float, ...]) -> tuple[float, ...]:
 def known_mixture(folder: Path) -> dict[str, float] | None:
     """Return the weights that proxy runs found (`mixture.json`), or None."""
     with contextlib.suppress(LittleLMError):
-        return dict(ablations.load("mixture", folder)["weights"])
+        return ablations.load("mixture", folder).get("weights")  # none before its end
     return None
 
 
