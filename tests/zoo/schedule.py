@@ -48,11 +48,12 @@ def comes_up_again(step, total, warmup=0, floor=0.0):
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x))
 
 
-def floor_only_clips(step, total, warmup=0, floor=0.0):
+def forgets_the_total(step, total, warmup=0, floor=0.0):
+    """Falls over the first hundred steps, however many there are."""
     _checked(step, total, warmup, floor)
     if step < warmup:
         return (step + 1) / warmup
-    return max(floor, _down((step - warmup) / max(1, total - warmup), 0.0))
+    return _down((step - warmup) / max(1, min(total, 100) - warmup), floor)
 
 
 class RemembersItsCalls:
@@ -87,6 +88,9 @@ ZOO = {
         comes_up_again,
         "test_comes_down_to_the_floor_and_stays",
     ),
-    "floor as a clip": (floor_only_clips, "test_half_way_down_is_the_middle"),
+    "a shape of its own length": (
+        forgets_the_total,
+        "test_total_and_not_the_stop_decides_the_shape",
+    ),
     "counts its own calls": (RemembersItsCalls(), "test_a_pure_function_of_the_step"),
 }
