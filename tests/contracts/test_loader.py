@@ -6,10 +6,12 @@ exactly: the same rows in the same optimizer step, on any number of ranks.
 """
 
 import itertools
+import json
 import tempfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -236,6 +238,104 @@ def test_a_state_of_other_data_is_refused(part):
         for what, loader in loaders.items():
             accepted = f"a checkpoint made on {what} was accepted"
             _refused(partial(loader.load_state_dict, state), accepted)
+
+
+class _Turns:
+    """A mixture in its plainest form: the domains take turns, `most` rows in all."""
+
+    def __init__(self, sources, most=10**9):
+        self.sources, self.most, self.given = sources, most, 0
+
+    def pick(self):
+        if self.given >= self.most:
+            return None
+        names = sorted(self.sources)
+        round_, number = divmod(self.given, len(names))
+        self.given += 1
+        epoch, index = divmod(round_, len(self.sources[names[number]]))
+        return SimpleNamespace(domain=names[number], epoch=epoch, index=index)
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
+
+
+def _domain_shards(folder):
+    """One domain with a hyphen in its name, one of two shards; ids tell them apart."""
+    paths = []
+    for number, name in enumerate(("a-b-00000", "c-00000", "c-00001")):
+        documents = _documents(30, 1 + 1000 * number, seed=number)
+        paths.append(Path(folder) / f"train-{name}.shard")
+        write_shard(paths[-1], documents, VOCABULARY)
+    return paths
+
+
+def _mixed(part, paths, rank=0, world=1, rows=3, **keys):
+    loader = part(paths, rows, ROW_LEN, 7, rank, world)
+    loader.mix(lambda sources: _Turns(sources, **keys))
+    return loader
+
+
+def test_a_mixture_of_domains_chooses_the_rows(part):
+    with tempfile.TemporaryDirectory() as folder:
+        loader = part(_domain_shards(folder), 3, ROW_LEN, 7)
+        rows = loader.rows
+        mixture = loader.mix(_Turns)
+        sources = mixture.sources
+        assert sorted(sources) == ["a-b", "c"], f"the domains are {sorted(sources)}"
+        sizes = {name: len(source) for name, source in sources.items()}
+        assert sum(sizes.values()) == rows, f"{sizes} rows of {rows}"
+        for source in sources.values():
+            assert set(source.lengths_N.tolist()) == {ROW_LEN}, "rows train on T tokens"
+            assert len(source.lengths_N) == len(source)
+        got = [row for batch in _take(loader, 40) for row in batch]
+        for place, row in enumerate(got):
+            name = ("a-b", "c")[place % 2]
+            wanted = tuple(sources[name][place // 2 % len(sources[name])].tolist())
+            assert row == wanted, f"row {place} is not the one that was chosen"
+
+
+def test_mixed_rows_are_the_same_on_any_number_of_ranks_and_go_on(part):
+    with tempfile.TemporaryDirectory() as folder:
+        paths = _domain_shards(folder)
+
+        def steps(world, count, state=None):
+            loaders = [_mixed(part, paths, r, world, 4 // world) for r in range(world)]
+            for loader in loaders:
+                if state is not None:
+                    loader.load_state_dict(state)
+            rows = [[r for x in loaders for r in _rows(next(x))] for _ in range(count)]
+            return rows, loaders[-1].state_dict()
+
+        whole, _ = steps(1, 30)
+        for world in (2, 4):
+            assert steps(world, 30)[0] == whole, f"{world} ranks read other rows"
+        half, state = steps(2, 13)
+        state = json.loads(json.dumps(state))
+        assert half + steps(4, 17, state)[0] == whole, "resumed, other rows come"
+
+
+def test_the_end_of_a_mixture_ends_all_ranks_together(part):
+    with tempfile.TemporaryDirectory() as folder:
+        paths = _domain_shards(folder)
+        loaders = [_mixed(part, paths, rank, 2, most=8) for rank in range(2)]
+        batches = [list(itertools.islice(loader, 9)) for loader in loaders]
+    assert [len(b) for b in batches] == [2, 2], (
+        "8 rows are 2 batches of 2 ranks, 3 each"
+    )
+    valid = [int((t != -100).any(1).sum()) for b in batches for _, t in b]
+    assert valid == [3, 2, 3, 0], f"rows that count, rank by rank: {valid}"
+
+
+def test_a_state_with_a_mixture_and_one_without_are_told_apart(part):
+    with tempfile.TemporaryDirectory() as folder:
+        paths = _domain_shards(folder)
+        plain, mixed = part(paths, 3, ROW_LEN, 7), _mixed(part, paths)
+        states = plain.state_dict(), mixed.state_dict()
+        for loader, state in zip((mixed, plain), states, strict=True):
+            _refused(lambda x=loader, s=state: x.load_state_dict(s), "the other state")
 
 
 def test_less_data_than_one_batch_is_refused(part):

@@ -413,14 +413,17 @@ def test_a_callback_without_hooks(refused, run_file):
     refused("train", run_file, f'callback.use="{own}:Deaf"', words=words, started=True)
 
 
-def test_a_part_that_nothing_would_use(refused, run_file):
-    """Its chapter is not there: it must not be taken, recorded and left out."""
-    (run_file.parent / "own.py").write_text(
-        "class Mine:\n    def __init__(self, sources, weights, seed):\n        pass\n"
-    )
-    own = f"mixture.use={run_file.parent / 'own.py'}:Mine"
-    for change in (own, "mixture.use=temperature", "mixture.alpha=0.5"):
-        refused("train", run_file, change, words=["mixture", "chapter 12"])
+def test_a_mixture_that_cannot_be_drawn(refused, run_file):
+    weighted = "mixture.use=weighted"
+    refused("train", run_file, "mixture.use=temperature", words=["mixture", "weighted"])
+    refused("train", run_file, "mixture.weights={a=1}", words=["mixture.weights"])
+    for keys, words in (
+        ("mixture.weights={kode=1}", ["mixture", "kode"]),
+        ("mixture.weights={}", ["mixture", "weight"]),
+        ("mixture.temperature=0", ["mixture.temperature", "above 0"]),
+        ("mixture.when_exhausted=wrap", ["when_exhausted", "redistribute"]),
+    ):
+        refused("train", run_file, weighted, keys, words=words)
 
 
 def test_a_run_dir_that_cannot_be_one(refused, run_file, tmp_path):

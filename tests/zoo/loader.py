@@ -132,7 +132,82 @@ class HidesTheLoss(Loader):
         self.report = PackReport(r.documents, r.tokens, r.rows, 0, r.added)
 
 
+class MixesAlone(Loader):
+    """Each rank asks the mixture for its own rows only: all read the same ones."""
+
+    def _picked_rows(self):
+        picks = [self.mixture.pick() for _ in range(self.batch_rows)]
+        if picks[0] is None:
+            raise StopIteration
+        return [self.domains[p.domain].where(p.index) for p in picks if p is not None]
+
+
+class ForgetsTheMixture(Loader):
+    """Saves its own place and not that of the mixture."""
+
+    def load_state_dict(self, state):
+        if self.mixture is not None:
+            state = {**state, "mixture": self.mixture.state_dict()}
+        super().load_state_dict(state)
+
+
+class EndsAlone(Loader):
+    """Stops on the rank that has no row left: the others wait for it for ever."""
+
+    def _picked_rows(self):
+        rows = super()._picked_rows()
+        if not rows:
+            raise StopIteration
+        return rows
+
+
+class TakesEither(Loader):
+    """Takes a state without a mixture, and mixes from the start."""
+
+    def load_state_dict(self, state):
+        if self.mixture is not None and "mixture" not in state:
+            state = {**state, "mixture": self.mixture.state_dict()}
+        super().load_state_dict(state)
+
+
+class ShardsAsDomains(Loader):
+    """Takes each shard for a domain of its own."""
+
+    def mix(self, make):
+        mixture = super().mix(lambda sources: None)
+        parts = [
+            (
+                f"{s.path.stem}",
+                type(self.domains["c"])([s], [p], self.row_len, self.rest),
+            )
+            for s, p in zip(self.shards, self._packed.plans, strict=True)
+        ]
+        self.domains = dict(parts)
+        mixture = self.mixture = make(self.domains)
+        return mixture
+
+
 ZOO = {
+    "each rank mixes alone": (
+        MixesAlone,
+        "test_mixed_rows_are_the_same_on_any_number_of_ranks_and_go_on",
+    ),
+    "the mixture's place is not saved": (
+        ForgetsTheMixture,
+        "test_mixed_rows_are_the_same_on_any_number_of_ranks_and_go_on",
+    ),
+    "a rank ends before the others": (
+        EndsAlone,
+        "test_the_end_of_a_mixture_ends_all_ranks_together",
+    ),
+    "a state without a mixture is taken": (
+        TakesEither,
+        "test_a_state_with_a_mixture_and_one_without_are_told_apart",
+    ),
+    "every shard is a domain": (
+        ShardsAsDomains,
+        "test_a_mixture_of_domains_chooses_the_rows",
+    ),
     "drops the last rows of an epoch": (
         DropsTheTail,
         "test_rows_left_over_at_the_end_of_an_epoch_are_not_lost",
