@@ -265,6 +265,8 @@ def card(fix: str, stored: Mapping[str, Any] | None = None) -> str:
         lines.append(f"| on the ladder | {_gain(stored, below, rung)} |")
     if domains := _by_domain(stored, below, rung):
         lines.append(f"| by domain, on the ladder | {domains} |")
+    if fix == "data" and (counts := stored.get("curated")):
+        lines.append(f"| curation | {_curation(counts)} |")
     if ratio := _step_ratio(stored, below, rung):
         lines.append(f"| cost | {ratio:.2f} times the processor time of a step |")
     lines.append(f"| seen at scale | {technique.at_scale} |")
@@ -289,6 +291,17 @@ def _by_domain(stored: Mapping[str, Any], before: str, after: str) -> str:
     domains = sorted({domain for run in runs for domain in run["validation"]})
     gains = {d: effect(stored, before, after, d) for d in domains}
     return ", ".join(f"{d} {g.mean:+.4f}" for d, g in gains.items() if g)
+
+
+def _curation(counts: Mapping[str, Mapping[str, int]]) -> str:
+    duplicates = ", ".join(
+        f"{c['documents'] - c['kept']} of {c['documents']:,} in {domain}"
+        for domain, c in counts.items()
+    )
+    return (
+        f"no part of this arm: the default corpus has few duplicates ({duplicates}), "
+        "and rules made for web pages do not fit code or verse"
+    )
 
 
 def _step_ratio(stored: Mapping[str, Any], before: str, after: str) -> float | None:
