@@ -244,7 +244,7 @@ class GopherRepetition:
         ends = np.append(0, np.cumsum(np.array(list(map(len, words)), np.int64)))
         top, repeated = dict(self.top), dict(self.repeated)
         places, groups, sizes = np.arange(total), ids, np.bincount(ids)
-        for n in range(2, min(max(top | repeated), total) + 1):
+        for n in range(2, min(max(top | repeated, default=0), total) + 1):
             again = (sizes[groups] > 1) & (places + n <= total)
             places, groups = places[again], groups[again]
             groups, sizes = _groups(groups * total + ids[places + n - 1])
@@ -937,15 +937,17 @@ class QualityClassifier:
         try:
             with np.load(path, allow_pickle=False) as stored:
                 found = {name: stored[name] for name in stored.files}
-            version = int(found["version"])
-            if version != cls.VERSION:
-                raise DataError(f"{path}: classifier version {version}, not 1")
+            version, weights = int(found["version"]), found["weights"]
             model = cls(int(found["bits"]), int(found["ngrams"]))
-            model.weights, model.bias = found["weights"], float(found["bias"])
-        except (OSError, ValueError, KeyError) as error:
+            model.bias = float(found["bias"])
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise DataError(f"{path} is no classifier: {error}") from None
+        if version != cls.VERSION or weights.shape != model.weights.shape:
             raise DataError(
-                f"{path} is no classifier of this course: {error}"
-            ) from None
+                f"{path}: version {version} with {weights.size} weights, not version "
+                f"{cls.VERSION} with {model.weights.size}: train it again"
+            )
+        model.weights = weights
         return model
 
 
