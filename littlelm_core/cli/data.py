@@ -1,4 +1,4 @@
-"""data prepare: text to shards."""
+"""data prepare: text to shards; data curate: text to clean text."""
 
 from __future__ import annotations
 
@@ -136,12 +136,127 @@ def _prepare_named(
     _show_prepared(manifest, out or data_folder() / name)
 
 
+@data_app.command("curate")
+def data_curate(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IN... OUT",
+            help="Files (.jsonl, .gz, .zst, .parquet, text), folders of them or "
+            "datasets, DOMAIN=SOURCE to name one; then the folder to write.",
+        ),
+    ],
+    text_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
+    filters: Annotated[
+        str,
+        typer.Option(
+            help="prose, all, none, or names: language, gopher_quality, "
+            "gopher_repetition, fineweb, c4."
+        ),
+    ] = "prose",
+    language: Annotated[str, typer.Option(help="For the language filter.")] = "en",
+    normalize: Annotated[bool, typer.Option(help="Unicode and white space.")] = True,
+    dedup: Annotated[str, typer.Option(help="near, exact or none.")] = "near",
+    threshold: Annotated[
+        float, typer.Option(help="Least similarity of a near duplicate.")
+    ] = 0.8,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FOLDER|JSONL",
+            help="Evaluation items: documents that hold one are dropped.",
+        ),
+    ] = None,
+    overlap: Annotated[
+        float, typer.Option(help="Share of an item's 13-grams that makes a hit.")
+    ] = 0.5,
+    classifier: Annotated[
+        Path | None, typer.Option(help="A QualityClassifier's file.")
+    ] = None,
+    min_quality: Annotated[float, typer.Option(help="Least score to stay.")] = 0.5,
+    output: Annotated[
+        str, typer.Option("--format", help="jsonl.zst, jsonl.gz or parquet.")
+    ] = "jsonl.zst",
+    workers: Annotated[int, typer.Option(help="Processes; 0: one a core.")] = 0,
+) -> None:
+    """Clean text: filter, deduplicate, decontaminate; goes on if stopped.
+
+    Any size in bounded memory; while it runs, the folder needs about twice the room of
+    the text that passes the filters. All fields of a record are kept. What was dropped
+    and why: OUT/report.html. The filters are for English prose: for code or another
+    language choose with --filters.
+
+    \b
+    Examples:
+      littlelm data curate web.jsonl.gz data/curated/web
+      littlelm data curate code=src/ data/curated/code --filters none
+      littlelm data curate crawl/ wiki.parquet data/curated/all \\
+          --against tasks/ --workers 8
+      littlelm data prepare data/curated/all --out data/prepared/all
+    """
+    from littlelm_core.config import ConfigError
+    from littlelm_core.ingest.curate import Options, curate, filter_names
+
+    if len(paths) < 2:
+        raise ConfigError("name what to read and then the folder to write: IN... OUT")
+    *sources, out = paths
+    options = Options(
+        text_key=text_key,
+        normalize=normalize,
+        filters=filter_names(filters),
+        language=language,
+        dedup=dedup,
+        threshold=threshold,
+        against=tuple(against or ()),
+        overlap=overlap,
+        classifier=str(classifier or ""),
+        min_quality=min_quality,
+        format=output,
+    )
+    manifest = curate(sources, out, options, workers, console=console)
+    _show_curated(manifest, Path(out))
+
+
+def _show_curated(manifest: dict[str, Any], out: Path) -> None:
+    from rich.table import Table
+
+    read, kept = manifest["read"], manifest["kept"]
+    table = Table(title=str(out), title_justify="left")
+    for column in ("", "documents", "bytes"):
+        table.add_column(column, justify="right" if column else "left")
+    rows = {"read": read, **manifest["removed"], "kept": kept}
+    for name, counts in rows.items():
+        sign = "" if name in ("read", "kept") else "-"
+        cells = (f"{sign}{counts.get(k, 0):,}" for k in ("documents", "bytes"))
+        table.add_row(name, *cells)
+    console.print(table)
+    if manifest["bad"]["total"]:
+        reasons = ", ".join(
+            f"{count:,} × {reason}"
+            for reason, count in manifest["bad"]["reasons"].items()
+        )
+        console.print(
+            f"{manifest['bad']['total']:,} records could not be read: {reasons}",
+            soft_wrap=True,
+            markup=False,
+        )
+    console.print(f"examples: {out / 'report.html'}", soft_wrap=True, markup=False)
+    if kept["documents"]:
+        name = out.name
+        console.print(
+            f"next: littlelm data prepare {out} --out data/prepared/{name}",
+            soft_wrap=True,
+            markup=False,
+        )
+
+
 def _new_tokenizer(
     sources: list[str], out: Path, vocab_size: int, text_key: str
 ) -> Any:
     """Train a tokenizer on the beginnings of all parts of the sources."""
     from littlelm_core.config import DataError
-    from littlelm_core.ingest.read import Bad, find_parts, read_part
+    from littlelm_core.ingest.find import find_parts
+    from littlelm_core.ingest.read import Bad, read_part
     from littlelm_core.ingest.runs import SAMPLE_BYTES
     from littlelm_core.ingest.write import PART_BYTES
     from littlelm_core.tokenizer import bpe_tokenizer

@@ -11,10 +11,8 @@ import gzip
 import importlib
 import json
 import logging
-import re
 import zlib
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +24,6 @@ from littlelm_core.config import DataError, nearest
 
 PIECE = 50_000  # characters: a text file of more than two pieces is cut into some
 HELD_TEXT = 16_000_000  # bytes: a text file above this is read piece by piece
-ROWS_OF_A_PART = 50_000  # of a Hugging Face dataset, read by one process at a time
 
 
 class Text(NamedTuple):
@@ -63,7 +60,8 @@ class Part(NamedTuple):
 def read_part(part: Part, text_key: str, whole: bool = False) -> Iterator[Text | Bad]:
     """Yield the documents and bad records of a part, in order.
 
-    whole: with the place and all fields of each record.
+    whole: with the place and all fields of each record. text_key "": records of any
+    fields, whose text is "" (of a text file, "text").
     """
     if part.kind == "dataset":
         yield from _read_dataset(part, text_key, whole)
@@ -76,7 +74,8 @@ def read_part(part: Part, text_key: str, whole: bool = False) -> Iterator[Text |
         else:
             for found in _read_text(Path(path), name or None):
                 if whole and isinstance(found, Text):
-                    record = {text_key: found.text, "path": name or Path(path).name}
+                    named = name or Path(path).name
+                    record = {text_key or "text": found.text, "path": named}
                     found = found._replace(place=str(path), record=record)
                 yield found
 
@@ -162,7 +161,7 @@ def _read_long_text(path: Path, name: str | None) -> Iterator[Text | Bad]:
 # ---- JSON lines
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def raw_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, unpacked by suffix; a cut archive raises."""
     if path.suffix == ".gz":
         with gzip.open(path) as file:
@@ -214,7 +213,7 @@ def _read_jsonl(
                 if raw.strip():
                     yield _record(raw, text_key, f"{path}:byte {number}", whole)
             return
-        for number, raw in enumerate(_raw_lines(path), 1):
+        for number, raw in enumerate(raw_lines(path), 1):
             if raw.strip():
                 yield _record(raw, text_key, f"{path}:{number}", whole)
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
@@ -234,7 +233,7 @@ def _record(raw: bytes, text_key: str, place: str, whole: bool) -> Text | Bad:
         return Bad(place, "not JSON")
     if not isinstance(record, dict):
         return Bad(place, "not a JSON object")
-    if text_key not in record:
+    if text_key and text_key not in record:
         return Bad(place, f"no key {text_key!r}{nearest(text_key, record)}")
     return _checked(record, text_key, place, whole)
 
@@ -242,10 +241,10 @@ def _record(raw: bytes, text_key: str, place: str, whole: bool) -> Text | Bad:
 def _checked(
     record: dict[str, Any], text_key: str, place: str, whole: bool
 ) -> Text | Bad:
-    text = record[text_key]
+    text = record[text_key] if text_key else ""
     if not isinstance(text, str):
         return Bad(place, f"{text_key} is {type(text).__name__}, not a string")
-    if not text.strip():
+    if text_key and not text.strip():
         return Bad(place, "empty")
     return Text(text, None, place, record) if whole else Text(text)
 
@@ -259,7 +258,7 @@ def _read_parquet(
     row = 0
     try:
         file = pq.ParquetFile(path)
-        if text_key not in file.schema_arrow.names:
+        if text_key and text_key not in file.schema_arrow.names:
             close = nearest(text_key, file.schema_arrow.names)
             yield Bad(str(path), f"no column {text_key!r}{close}")
             return
@@ -314,7 +313,7 @@ def open_dataset(name: str) -> Any:
 def _read_dataset(part: Part, text_key: str, whole: bool) -> Iterator[Text | Bad]:
     name = part.files[0][0]
     found = open_dataset(name)
-    if text_key not in found.column_names:
+    if text_key and text_key not in found.column_names:
         close = nearest(text_key, found.column_names)
         yield Bad(name, f"no column {text_key!r}{close}")
         return
@@ -326,133 +325,3 @@ def _read_dataset(part: Part, text_key: str, whole: bool) -> Iterator[Text | Bad
         for row, values in enumerate(zip(*columns.values(), strict=True), start):
             record = dict(zip(columns, values, strict=True))
             yield _checked(record, text_key, f"{name}:row {row + 1}", whole)
-
-
-# ---- What there is to read
-
-
-def find_parts(
-    sources: list[str], part_bytes: int, out: Path | None = None
-) -> list[Part]:
-    """Return what there is to read, in an order that depends on names alone.
-
-    sources: paths of files or folders, or names of datasets, each "DOMAIN=SOURCE" or
-    just the source, whose stem then names the domain.
-    out: the folder of shards; what lies in it is no source.
-    Raises DataError: nothing of this name, an empty folder, `out` itself.
-    """
-    parts: list[Part] = []
-    for source in sources:
-        given, equals, rest = source.partition("=")
-        domain, where = (given, rest) if equals else ("", source)
-        if not where.strip():  # else it would be the working directory
-            raise DataError(f"the source {source!r} names no file: give its path")
-        path = Path(where).expanduser()
-        domain = domain or path.name.split(".")[0].split(":")[0]
-        domain = re.sub(r"[^a-z0-9]+", "_", domain.lower()).strip("_") or "text"
-        if path.is_dir() and not _is_dataset(path):
-            root, own = path.resolve(), out and out.resolve()
-            if root == own:
-                raise DataError(f"{path} is the folder of shards: give --out another")
-            within = own and own.is_relative_to(root) and path / own.relative_to(root)
-            files = [
-                p for p in path.rglob("*")
-                if p.is_file() and not (within and p.is_relative_to(within))
-                and not any(
-                    name.startswith(".") or name == "__pycache__"
-                    for name in p.relative_to(path).parts
-                )
-            ]  # fmt: skip
-            if not files:
-                raise DataError(f"the folder {path} has no files")
-            names = {p.relative_to(path).as_posix(): p for p in files}
-            parts += _group(domain, names, part_bytes)
-        elif path.is_file():
-            parts += _group(domain, {"": path}, part_bytes)
-        elif path.is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]*){0,2}", where):
-            parts += _dataset_parts(domain, str(path) if path.is_dir() else where)
-        else:
-            raise DataError(f"no file, folder or dataset {where}: check the path")
-    return parts
-
-
-def _is_dataset(path: Path) -> bool:
-    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
-
-
-def _kind(path: Path) -> str:
-    name = path.name.lower()
-    if re.search(r"\.(jsonl|ndjson)(\.gz|\.zst)?$|\.json\.(gz|zst)$", name):
-        return "jsonl"
-    return "parquet" if name.endswith(".parquet") else "text"
-
-
-def _group(domain: str, files: dict[str, Path], part_bytes: int) -> list[Part]:
-    """Put consecutive small files of a kind together, in the order of their names."""
-    parts: list[Part] = []
-    for name in sorted(files):
-        path, kind = files[name], _kind(files[name])
-        info = path.stat()
-        stamp = f"{path.resolve()}:{info.st_size}:{info.st_mtime_ns}"
-        part = Part(domain, kind, ((str(path), name),), info.st_size, stamp)
-        last = parts[-1] if parts else None
-        if last and last.kind == kind and last.size + part.size <= part_bytes:
-            parts[-1] = last._replace(
-                files=last.files + part.files,
-                size=last.size + part.size,
-                stamp=f"{last.stamp}\n{part.stamp}",
-            )
-        else:
-            parts.append(part)
-    return parts
-
-
-def _dataset_parts(domain: str, name: str) -> list[Part]:
-    found = open_dataset(name)
-    stamp = f"{name}:{found._fingerprint}"
-    parts = []
-    for start in range(0, max(len(found), 1), ROWS_OF_A_PART):
-        rows = (start, min(start + ROWS_OF_A_PART, len(found)))
-        size = rows[1] - rows[0]
-        parts.append(Part(domain, "dataset", ((name, ""),), size, stamp, rows))
-    return parts
-
-
-def cut(parts: list[Part], part_bytes: int) -> list[Part]:
-    """Cut the parts of one large file into several, at lines or row groups.
-
-    Files that are packed as a whole (.gz, .zst) and text stay as they are.
-    """
-    result: list[Part] = []
-    for part in parts:
-        path, edges = Path(part.files[0][0]), []
-        if len(part.files) > 1 or part.size <= part_bytes:
-            pass
-        elif part.kind == "jsonl" and path.suffix not in (".gz", ".zst"):
-            edges = [(at, at) for at in range(0, part.size, part_bytes)]
-            edges.append((part.size, part.size))
-        elif part.kind == "parquet":
-            edges = _row_group_edges(path, part_bytes)
-        if len(edges) <= 2:
-            result.append(part)
-            continue
-        for (first, start), (last, stop) in pairwise(edges):
-            result.append(part._replace(rows=(first, last), size=stop - start))
-    return result
-
-
-def _row_group_edges(path: Path, part_bytes: int) -> list[tuple[int, int]]:
-    """Return (row group, bytes before it) about every part_bytes; [] if unreadable."""
-    try:
-        found = pq.ParquetFile(path).metadata
-    except (OSError, pa.ArrowException):
-        return []
-    edges, size = [(0, 0)], 0
-    for group in range(found.num_row_groups):
-        info = found.row_group(group)
-        size += sum(
-            info.column(i).total_compressed_size for i in range(info.num_columns)
-        )
-        if size - edges[-1][1] >= part_bytes or group + 1 == found.num_row_groups:
-            edges.append((group + 1, size))
-    return edges

@@ -28,8 +28,9 @@ from rich.console import Console
 
 from littlelm_core import __version__
 from littlelm_core.config import DataError, LittleLMError
+from littlelm_core.ingest.find import find_parts
 from littlelm_core.ingest.pool import progress_bar, run_jobs
-from littlelm_core.ingest.read import Bad, Part, Text, find_parts, read_part
+from littlelm_core.ingest.read import Bad, Part, Text, read_part
 from littlelm_core.shards import FORMAT_VERSION, Shard, atomic_file, write_shard
 
 MANIFEST = "manifest.json"

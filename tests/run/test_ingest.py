@@ -16,7 +16,7 @@ import zstandard
 
 from littlelm_core import corpus, ingest
 from littlelm_core.config import DataError, load_run
-from littlelm_core.ingest import pool, read, runs, write
+from littlelm_core.ingest import find, pool, read, runs, write
 from littlelm_core.ingest.read import Bad, Text
 from littlelm_core.ingest.write import split_of
 from littlelm_core.shards import Shard
@@ -582,6 +582,6 @@ def test_the_tokenizer_sample_covers_all_domains(small_corpus):
 
 def test_records_are_text_or_bad_and_nothing_else(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines(records(2)) + "no\n")
-    (part,) = read.find_parts([str(tmp_path / "a.jsonl")], 10**6)
+    (part,) = find.find_parts([str(tmp_path / "a.jsonl")], 10**6)
     kinds = [type(r) for r in read.read_part(part, "text")]
     assert kinds == [Text, Text, Bad]

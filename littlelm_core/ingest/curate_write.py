@@ -1,0 +1,258 @@
+"""The last pass of `data curate`: the lines that stay, in the format asked for."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from littlelm_core.ingest.curate_dedup import DOC, EXACT, KEPT
+from littlelm_core.ingest.curate_options import FORMATS, Options, Removed, describe
+from littlelm_core.ingest.read import Part, raw_lines
+from littlelm_core.ingest.write import write_json
+from littlelm_core.shards import atomic_file
+
+REASONS = ("duplicates: near", "duplicates: exact")
+ENDINGS = tuple(f".{name}" for name in FORMATS)
+LEVEL = 6  # of compression: slower ones gain little on text
+ROWS = 1_000  # read at once for a parquet file
+GROUP_CHARACTERS = 16_000_000  # of text in one row group
+
+
+def write(
+    part: Part,
+    label: str,
+    first: int,
+    key: str,
+    work: Path,
+    out: Path,
+    options: Options,
+    advance: Callable[[int], None] = lambda size: None,
+) -> dict[str, Any]:
+    """Write the documents of a part that stay; return a report.
+
+    first: the number of the part's first document in the arrays of `work`/clusters.
+    The report names no file where nothing stays.
+    """
+    docs = np.fromfile(work / f"{label}.docs", DOC)
+    kind = _slice(work / "clusters" / "kind.bin", "u1", first, len(docs))
+    root = _slice(work / "clusters" / "root.bin", "<u8", first, len(docs))
+    lines, removed = work / f"{label}.lines.zst", Removed()
+    for number in np.flatnonzero(kind != KEPT).tolist():
+        removed.count(REASONS[int(kind[number] == EXACT)], int(docs["size"][number]))
+    _examples(lines, docs, kind, root, options, removed)
+    kept = kind == KEPT
+    report = {
+        "key": key,
+        "domain": part.domain,
+        "documents": int(kept.sum()),
+        "bytes": int(docs["size"][kept].sum()),
+        "file": None,
+        **removed.to_json(),
+    }
+    if kept.any():
+        name = f"{part.domain}/{label}.{options.format}"
+        with atomic_file(out / name) as file:
+            if options.format != "parquet":
+                _write_lines(file, lines, kept, options.format)
+            elif part.kind == "parquet":
+                _write_rows(file, part, lines, docs["row"], kept, options.text_key)
+            else:
+                _write_table(file, lines, kept, options.text_key)
+        report["file"] = name
+        report["size"] = (out / name).stat().st_size
+        report["fingerprint"] = fingerprint(out / name)
+    write_json(work / f"{label}.written.json", report)
+    advance(int(docs["size"].sum()))
+    return report
+
+
+def _slice(path: Path, dtype: str, first: int, count: int) -> np.ndarray:
+    size = np.dtype(dtype).itemsize
+    return np.fromfile(path, dtype, count, offset=first * size)
+
+
+def fingerprint(path: Path) -> str:
+    """Return a hash of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(
+            file, functools.partial(hashlib.blake2b, digest_size=16)
+        ).hexdigest()
+
+
+def _examples(
+    lines: Path,
+    docs: np.ndarray,
+    kind: np.ndarray,
+    root: np.ndarray,
+    options: Options,
+    removed: Removed,
+) -> None:
+    """Choose examples of duplicates by their hashes; only these lines are parsed."""
+    chosen: dict[int, str] = {}
+    for reason in REASONS:
+        exact = reason == REASONS[1]
+        numbers = np.flatnonzero((kind != KEPT) & ((kind == EXACT) == exact))
+        digests = docs["hash"][numbers, 0]
+        for number, digest in zip(numbers.tolist(), digests.tolist(), strict=True):
+            removed.examples.add(reason, digest, lambda n=number: {"number": n})
+        held = removed.examples.to_json().get(reason, [])
+        chosen.update((example["number"], reason) for example in held)
+    if not chosen:
+        return
+    removed.examples.clear()
+    for number, line in enumerate(raw_lines(lines)):
+        if number in chosen:
+            record = json.loads(line)
+            shown = describe(record, record[options.text_key], options.text_key, "")
+            shown["kept"] = int(root[number])
+            digest = int(docs["hash"][number, 0])
+            removed.examples.add(chosen[number], digest, lambda s=shown: s)
+
+
+def kept_record(work: Path, label: str, number: int) -> dict[str, Any]:
+    """Return one document of a part, by its number there."""
+    return json.loads(
+        next(islice(raw_lines(work / f"{label}.lines.zst"), number, None))
+    )
+
+
+def written(
+    part: Part, label: str, first: int, key: str, work: Path, out: Path, *rest: Any
+) -> dict[str, Any] | None:
+    """Return the report of a part that is written already, or None."""
+    try:
+        report = json.loads((work / f"{label}.written.json").read_text("utf-8"))
+        if report["key"] != key:
+            return None
+        name = report["file"]
+        good = name is None or (out / name).stat().st_size == report["size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return report if good else None
+
+
+# ---- JSON lines
+
+
+def _stay(lines: Path, kept: np.ndarray) -> Iterator[bytes]:
+    for line, stays in zip(raw_lines(lines), kept.tolist(), strict=True):
+        if stays:
+            yield line
+
+
+def _write_lines(file: IO[bytes], lines: Path, kept: np.ndarray, form: str) -> None:
+    if form == "jsonl.gz":
+        packed: Any = gzip.GzipFile("", "wb", LEVEL, file, mtime=0)  # no name, no time
+    else:
+        packer = zstandard.ZstdCompressor(LEVEL, write_checksum=True)
+        packed = packer.stream_writer(file, closefd=False)
+    with packed:
+        for line in _stay(lines, kept):
+            packed.write(line + b"\n")
+
+
+# ---- Parquet
+
+
+def _write_rows(
+    file: IO[bytes],
+    part: Part,
+    lines: Path,
+    rows: np.ndarray,
+    kept: np.ndarray,
+    text_key: str,
+) -> None:
+    """Copy the rows of a parquet file that stay, in its own types, with new texts."""
+    source = pq.ParquetFile(part.files[0][0])
+    groups = range(*part.rows) if part.rows[1] else range(source.num_row_groups)
+    wanted, texts = rows[kept], _stay(lines, kept)
+    held: list[pa.Table] = []
+    size = at = 0
+    with pq.ParquetWriter(file, source.schema_arrow, compression="zstd") as writer:
+        for batch in source.iter_batches(ROWS, row_groups=list(groups)):
+            low, high = np.searchsorted(wanted, (at, at + len(batch)))
+            if high > low:
+                table = pa.Table.from_batches([batch]).take(wanted[low:high] - at)
+                place = table.schema.get_field_index(text_key)
+                new = [json.loads(next(texts))[text_key] for _ in range(high - low)]
+                column = pa.array(new, table.schema.field(place).type)
+                field = table.schema.field(place)
+                held.append(table.set_column(place, field, column))
+                size += sum(map(len, new))
+            at += len(batch)
+            if size >= GROUP_CHARACTERS:
+                writer.write_table(pa.concat_tables(held))
+                held, size = [], 0
+        if held:
+            writer.write_table(pa.concat_tables(held))
+
+
+def _write_table(file: IO[bytes], lines: Path, kept: np.ndarray, text_key: str) -> None:
+    """Write JSON records as a table; a field without one type becomes JSON text."""
+    fields: dict[str, pa.DataType | None] = {}
+    for records in _batches(lines, kept, text_key):
+        for name in {name: None for record in records for name in record}:
+            values = [record.get(name) for record in records]
+            found = _type_of(values)
+            fields[name] = _common(fields[name], found) if name in fields else found
+    texts = {name for name, kind in fields.items() if kind is None}
+    schema = pa.schema(
+        [(name, pa.string() if kind is None else kind) for name, kind in fields.items()]
+    )
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for records in _batches(lines, kept, text_key):
+            for record in records:
+                for name in texts & record.keys():
+                    record[name] = json.dumps(record[name], ensure_ascii=False)
+            writer.write_table(pa.Table.from_pylist(records, schema))
+
+
+def _batches(
+    lines: Path, kept: np.ndarray, text_key: str
+) -> Iterator[list[dict[str, Any]]]:
+    held: list[dict[str, Any]] = []
+    size = 0
+    for line in _stay(lines, kept):
+        held.append(json.loads(line))
+        size += len(held[-1][text_key])
+        if size >= GROUP_CHARACTERS:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _type_of(values: list[Any]) -> pa.DataType | None:
+    """Return the type of a column, or None where parquet has none for it."""
+    try:
+        found = pa.infer_type(values)
+    except (pa.ArrowException, OverflowError, UnicodeError):
+        return None
+    return found if _storable(found) else None
+
+
+def _storable(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):  # one without fields cannot be stored
+        return kind.num_fields > 0 and all(_storable(f.type) for f in kind)
+    return _storable(kind.value_type) if pa.types.is_list(kind) else True
+
+
+def _common(a: pa.DataType | None, b: pa.DataType | None) -> pa.DataType | None:
+    if a is None or b is None:
+        return None
+    try:
+        both = [pa.schema([("x", kind)]) for kind in (a, b)]
+        return pa.unify_schemas(both, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return None
