@@ -29,7 +29,9 @@ from littlelm_core.mixture import MixtureFit, fit_mixture, sample_weights, token
 from littlelm_core.report import ablations
 from littlelm_core.report.terminal import duration
 
-__all__ = ["proxy", "main", "measured", "seen"]
+__all__ = ["FOLDER", "main", "measured", "proxy", "seen"]
+
+FOLDER = ablations.FOLDER
 
 PROXIES = 32
 DRAW_SEED = 12  # of the proxies' weights
@@ -112,24 +114,25 @@ def main(
     console: Console,
     quick: bool = False,
     fresh: bool = False,
-    folder: Path = ablations.FOLDER,
+    workers: int = 1,
+    folder: Path = FOLDER,
     proxies: int = PROXIES,
 ) -> Path:
     """Train what is missing, fit, check; store after every run. Return the JSON's path.
 
     fresh: drop all runs first.
-    Raises ConfigError: fewer proxies than a fit takes; LittleLMError: another process
-    is at it.
+    Raises ConfigError: fewer proxies than a fit takes, no worker; LittleLMError:
+    another process is at it.
     """
-    if proxies < 8:
-        raise ConfigError(f"proxies = {proxies}: a fit takes 8 or more")
+    if proxies < 8 or workers < 1:
+        raise ConfigError(f"proxies = {proxies} (>= 8), workers = {workers} (>= 1)")
     path = folder / ("mixture-quick.json" if quick else "mixture.json")
     with hold(folder / f".{path.stem}"):
-        return _search(console, path, quick, fresh, proxies)
+        return _search(console, path, quick, fresh, workers, proxies)
 
 
 def _search(
-    console: Console, path: Path, quick: bool, fresh: bool, proxies: int
+    console: Console, path: Path, quick: bool, fresh: bool, workers: int, proxies: int
 ) -> Path:
     data = prepare_run(load_run("tiny", ["tokenizer.vocab_size=4096"]))
     domains = sorted(data.validation)
@@ -140,7 +143,7 @@ def _search(
         store.runs.clear()
     arms = [proxy("proportional", "the corpus's own proportions", own, RATES, quick)]
     _describe(store, arms, tokens)
-    _train(store, arms, {"proportional": ()}, console)
+    _train(store, arms, {"proportional": ()}, workers, console)
     rate = _rate(store, arms[0])
     draws = sample_weights(proxies, len(domains), DRAW_SEED)
     for number, row in enumerate(draws):
@@ -148,7 +151,11 @@ def _search(
         arms.append(proxy(f"proxy-{number:02d}", "proxy", weights, (rate,), quick))
     _describe(store, arms, tokens)
     _train(
-        store, arms[1:], dict.fromkeys((a.name for a in arms), (PROXY_SEED,)), console
+        store,
+        arms[1:],
+        dict.fromkeys((a.name for a in arms), (PROXY_SEED,)),
+        workers,
+        console,
     )
 
     best, fits = best_fit(store.table)
@@ -175,7 +182,13 @@ def _search(
     }
     store.write()
     check = [arms[0], arms[-1]]
-    _train(store, check, dict.fromkeys((a.name for a in check), CHECK_SEEDS), console)
+    _train(
+        store,
+        check,
+        dict.fromkeys((a.name for a in check), CHECK_SEEDS),
+        workers,
+        console,
+    )
     _describe(store, arms, tokens)
     store.write()
     console.print(summary(store.table), **_PLAIN)
@@ -197,10 +210,13 @@ def _train(
     store: Store,
     arms: Sequence[Arm],
     seeds: Mapping[str, Sequence[int]],
+    workers: int,
     console: Console,
 ) -> None:
     """Train what these arms lack, one run after another, and keep each at once."""
     start, done = time.monotonic(), 0
+    for arm in arms:
+        store.drop_old(arm)  # runs of another recipe, or of weights found before
 
     def pending() -> list[Job]:
         return [j for a in arms for j in next_jobs(a, store.score, seeds[a.name])]
@@ -222,7 +238,7 @@ def _train(
             **_PLAIN,
         )
 
-    execute(pending, take)
+    execute(pending, take, workers)
 
 
 def _describe(store: Store, arms: Sequence[Arm], tokens: Mapping[str, int]) -> None:

@@ -153,25 +153,31 @@ def generate(
 @app.command()
 def bench(
     what: Annotated[
-        list[str] | None, typer.Argument(help="Some of the rows, or: fixes.")
+        list[str] | None, typer.Argument(help="Some of the rows, or: fixes, mixture.")
     ] = None,
     quick: Annotated[bool, typer.Option(help="Small sizes: does it run?")] = False,
     threads: Annotated[int, typer.Option(help="Of torch and its peers.")] = 1,
     folder: Annotated[
         Path | None,
-        typer.Option(help="For the JSON; data/benchmarks, fixes: data/ablations."),
+        typer.Option(
+            help="For the JSON; data/benchmarks, fixes and mixture: data/ablations."
+        ),
     ] = None,
     arms: Annotated[
         str, typer.Option(help="fixes: some of the arms, as baseline,muon.")
     ] = "",
     seeds: Annotated[int, typer.Option(help="fixes: runs of each arm.")] = 3,
-    workers: Annotated[int, typer.Option(help="fixes: runs at a time.")] = 1,
-    fresh: Annotated[bool, typer.Option(help="fixes: train these arms anew.")] = False,
+    workers: Annotated[int, typer.Option(help="fixes, mixture: runs at a time.")] = 1,
+    fresh: Annotated[
+        bool, typer.Option(help="fixes, mixture: train these arms anew.")
+    ] = False,
 ) -> None:
     """Measure our parts against named peers, side by side, with the bars.
 
     `fixes` trains the failed recipe in miniature and adds five fixes to it, one at a
     time and each alone: about an hour; what is finished is kept when it is stopped.
+    `mixture` finds weights for the default corpus by some forty runs of a very small
+    model: about a quarter of an hour, kept in the same way.
 
     \b
     Examples:
@@ -180,6 +186,7 @@ def bench(
       littlelm bench train --threads 2
       littlelm bench fixes
       littlelm bench fixes --arms baseline,muon --seeds 5 --workers 2
+      littlelm bench mixture
     """
     if what == ["fixes"]:
         from littlelm_core.bench import fixes
@@ -187,6 +194,12 @@ def bench(
         names = [name.strip() for name in arms.split(",") if name.strip()]
         chosen = {"names": names, "seeds": seeds, "workers": workers, "fresh": fresh}
         fixes.main(console, **chosen, quick=quick, folder=folder or fixes.FOLDER)
+        return
+    if what == ["mixture"]:
+        from littlelm_core.bench import mixture
+
+        chosen = {"workers": workers, "fresh": fresh, "quick": quick}
+        mixture.main(console, **chosen, folder=folder or mixture.FOLDER)
         return
     from littlelm_core import bench as module
 

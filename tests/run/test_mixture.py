@@ -1,0 +1,240 @@
+"""Mixtures in whole runs: shares, resume, world sizes, branches, and the search."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from littlelm_core.bench import mixture as search
+from littlelm_core.config import DataError, load_run
+from littlelm_core.ingest import prepare
+from littlelm_core.mixture import fit_mixture
+from littlelm_core.tokenizer import Tokenizer
+from littlelm_core.trainer import Trainer, train
+
+SCRIPT = """
+import sys
+import torch
+from littlelm_core.config import load_run
+from littlelm_core.trainer import train
+
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+train(load_run(sys.argv[1], sys.argv[2:]), quiet=True)
+"""
+WEIGHTS = "mixture.weights={code=0.4,docs=0.2,rest=0.4}"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A prepared folder of three domains of very different sizes, and a run file."""
+    folder = tmp_path_factory.mktemp("mixture")
+    rng = np.random.default_rng(5)
+    for domain, letters, files in (
+        ("code", "{}();", 40), ("docs", "abc ", 90), ("rest", "XYZ ", 12)
+    ):  # fmt: skip
+        (folder / domain).mkdir()
+        for i in range(files):
+            text = "".join(rng.choice(list(letters), rng.integers(40, 200)))
+            (folder / domain / f"{i}.txt").write_text(text, encoding="utf-8")
+    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
+    sources = [f"{d}={folder / d}" for d in ("code", "docs", "rest")]
+    prepare(sources, folder / "data", tokenizer, workers=1, validation_share=0.1)
+    (folder / "script.py").write_text(SCRIPT, encoding="utf-8")
+    (folder / "run.toml").write_text(
+        textwrap.dedent(f"""
+        steps = 30
+        rows = 2
+        tokens_per_step = 256
+        checkpoint_every = 10
+        [data]
+        source = "{folder / "data"}"
+        [tokenizer]
+        vocab_size = 260
+        [model]
+        dim = 16
+        layers = 1
+        heads = 1
+        kv_heads = 1
+        ffn_dim = 32
+        context = 32
+        [optimizer]
+        lr = 3e-3
+        [schedule]
+        warmup = 5
+        [precision]
+        dtype = "fp32"
+        [loader]
+        rest = "keep"
+        [mixture]
+        use = "weighted"
+        """),
+        encoding="utf-8",
+    )
+    return folder
+
+
+def run_of(home, where, *keys):
+    return load_run(home / "run.toml", [f"run_dir={home / where}", *keys])
+
+
+def records(home, where, event="train"):
+    lines = (home / where / "metrics.jsonl").read_text("utf-8").splitlines()
+    return [r for r in map(json.loads, lines) if r["event"] == event]
+
+
+def losses(home, where):
+    return [r["loss"] for r in records(home, where)]
+
+
+def opened(run):
+    """Return a run's mixture as its newest checkpoint left it."""
+    trainer = Trainer(run, quiet=True)
+    trainer.held.close()
+    return trainer.mixture
+
+
+def test_a_run_trains_on_the_shares_of_its_file(home):
+    run = run_of(home, "shares", WEIGHTS)
+    result = train(run, quiet=True)
+    mixture = opened(run)
+    assert sum(mixture.tokens.values()) == result.tokens == 30 * 256
+    for name, share in {"code": 0.4, "docs": 0.2, "rest": 0.4}.items():
+        off = abs(mixture.tokens[name] - share * result.tokens)
+        assert off <= 32, f"{name} is {off} tokens off: a row has 32"
+    logged = records(home, "shares")[-1]["epochs"]
+    assert logged == mixture.epochs
+    assert logged["rest"] > 1.5 > 0.2 > logged["docs"], logged
+
+
+def test_what_the_shares_mean_is_what_the_model_reads(home):
+    """The ids of the batches themselves: each domain has letters of its own."""
+    trainer = Trainer(run_of(home, "ids", WEIGHTS), quiet=True)
+    trainer.held.close()
+    letters = {"code": b"{}();", "docs": b"abc", "rest": b"XYZ"}
+    of = {byte: name for name, own in letters.items() for byte in own}
+    seen = Counter()
+    for _ in range(100):
+        for row in next(trainer.batches)[1].tolist():
+            seen[Counter(of[i] for i in row if i in of).most_common(1)[0][0]] += 1
+    assert seen == {"code": 80, "docs": 40, "rest": 80}, seen
+
+
+def test_it_stops_in_an_epoch_and_goes_on_exactly(home):
+    whole = train(run_of(home, "whole", WEIGHTS), quiet=True)
+    for stop in (4, 13, 27):  # none is a checkpoint of its own interval
+        train(run_of(home, "parts", WEIGHTS, f"stop_step={stop}"), quiet=True)
+    result = train(run_of(home, "parts", WEIGHTS), quiet=True)
+    assert losses(home, "parts") == losses(home, "whole")
+    assert result.final_loss == whole.final_loss
+
+
+def test_ranks_train_on_the_same_rows_and_take_each_others_checkpoints(home):
+    """One process, two, and two that go on where one stopped: the same losses."""
+    alone = run_of(home, "alone", WEIGHTS)
+    train(alone, quiet=True)
+    train(run_of(home, "moved", WEIGHTS, "stop_step=15"), quiet=True)
+    for where in ("two", "moved"):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", "2", str(home / "script.py")]
+        command += [str(home / "run.toml"), f"run_dir={home / where}", WEIGHTS]
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", timeout=120,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert np.allclose(losses(home, where), losses(home, "alone"), atol=2e-5)
+        assert opened(run_of(home, where, WEIGHTS)).state_dict() == (
+            opened(alone).state_dict()
+        )
+
+
+def test_without_a_mixture_the_rows_are_the_loaders_own(home):
+    """The default draws nothing: what a Part I run trained on stays what it was."""
+    trainer = Trainer(run_of(home, "plain", "mixture.use=proportional"), quiet=True)
+    trainer.held.close()
+    assert trainer.mixture is None
+    assert trainer.loader.mixture is None
+    assert "mixture" not in trainer.loader.state_dict()
+
+
+def test_a_domain_runs_out(home):
+    keys = WEIGHTS, "mixture.max_epochs={rest=1}"
+    mixture = opened_after(home, "out", *keys)
+    assert mixture.epochs["rest"] == 1.0
+    assert mixture.shares == pytest.approx({"code": 2 / 3, "docs": 1 / 3})
+    stopped = train(
+        run_of(home, "stop", *keys, "mixture.when_exhausted=stop"), quiet=True
+    )
+    assert stopped.steps < 30, "the run went on without the domain"
+    with pytest.raises(DataError, match="rest has been read 1 times"):
+        train(run_of(home, "raise", *keys, "mixture.when_exhausted=raise"), quiet=True)
+
+
+def opened_after(home, where, *keys):
+    run = run_of(home, where, *keys)
+    train(run, quiet=True)
+    return opened(run)
+
+
+def test_the_decay_has_weights_of_its_own(home):
+    keys = (
+        WEIGHTS,
+        "mixture.decay_weights={code=0,docs=0,rest=1}",
+        "mixture.decay_start=0.5",
+    )
+    tokens = opened_after(home, "decay", *keys).tokens
+    assert tokens["rest"] == pytest.approx(15 * 256 * 1.4, abs=32), tokens
+    assert tokens["code"] == pytest.approx(15 * 256 * 0.4, abs=32), tokens
+
+
+def test_a_branch_may_change_the_weights_and_a_run_may_not(home):
+    train(run_of(home, "trunk", WEIGHTS, "stop_step=20"), quiet=True)
+    with pytest.raises(ValueError, match=r"mixture\.weights\.code 0\.4 -> 0"):
+        train(run_of(home, "trunk", "mixture.weights={code=0,docs=0,rest=1}"))
+    before = opened(run_of(home, "trunk", WEIGHTS)).tokens
+    keys = "mixture.weights={code=0,docs=0,rest=1}", f"resume={home / 'trunk'}"
+    after = opened_after(home, "branch", *keys).tokens
+    assert after == {**before, "rest": before["rest"] + 10 * 256}
+
+
+def test_a_checkpoint_made_without_a_mixture_is_refused_with_one(home):
+    train(
+        run_of(home, "unmixed", "mixture.use=proportional", "stop_step=20"), quiet=True
+    )
+    with pytest.raises(DataError, match="was made without a mixture"):
+        train(run_of(home, "mixed", WEIGHTS, f"resume={home / 'unmixed'}"), quiet=True)
+
+
+def test_the_search_goes_on_where_it_was_and_finds_weights(tmp_path):
+    """The quick form of `littlelm bench mixture`, twice: the second trains nothing."""
+    out = Console(file=(tmp_path / "out").open("w"), width=200)
+    path = search.main(out, quick=True, folder=tmp_path, proxies=8)
+    stored = json.loads(path.read_text("utf-8"))
+    assert sum(stored["weights"].values()) == pytest.approx(1)
+    weights_RD, bits_RD = search.measured(stored)
+    assert weights_RD.shape == bits_RD.shape == (8, 3)
+    assert weights_RD.sum(1) == pytest.approx(1, abs=1e-5)
+    fit = fit_mixture(weights_RD, bits_RD, stored["model"])
+    again = stored["fits"][stored["model"]]["rank_correlation"]
+    assert fit.rank_correlation == pytest.approx(again)
+    for arm in ("proportional", "found"):
+        assert len(search.seen(stored, arm)) == len(stored["check_seeds"])
+    runs = stored["runs"]
+    assert all(
+        {"seconds", "seed", "sources", "commit"} <= r.keys() for r in runs.values()
+    )
+    lost = next(key for key, run in runs.items() if run["arm"] == "proxy-03")
+    killed = {key: run for key, run in runs.items() if key != lost}
+    path.write_text(json.dumps({**stored, "runs": killed}), "utf-8")
+    search.main(out, quick=True, folder=tmp_path, proxies=8)
+    after = json.loads(path.read_text("utf-8"))["runs"]
+    fresh = [key for key in after if after[key] != runs.get(key)]
+    assert fresh == [lost], f"{fresh} were trained anew, {lost} was missing"
+    assert after[lost]["score"] == runs[lost]["score"], "a run is not repeatable"
