@@ -269,7 +269,7 @@ class GopherRepetition:
 # ---- C4 and FineWeb: does it look like a page?
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
-_SENTENCE = re.compile(r"""[.!?]+["'”’)\]]*(?=\s|$)""")
+_SENTENCE = re.compile(r"""[.!?]+["'”’)\]]*(?=\s|$)""")  # where one ends
 _POLICY = re.compile(r"terms of use|(privacy|cookie) policy|uses? (of )?cookies")
 
 
@@ -295,7 +295,7 @@ class C4Quality:
 
     def clean(self, text: str) -> str:
         """Return the lines that are sentences."""
-        return "\n".join(self._sift(text)[0])
+        return "\n".join(self._sift(text)[0]).strip()
 
     def _sift(self, text: str) -> tuple[list[str], str | None]:
         kept, sentences = [], 0
@@ -317,7 +317,7 @@ class C4Quality:
                 return [], "curly bracket"
             if _POLICY.search(lower):
                 continue
-            sentences += max(len(_SENTENCE.findall(line)), 1)
+            sentences += sum(map(bool, _SENTENCE.split(line)))
             kept.append(line)
         return kept, "too few sentences" if sentences < self.min_sentences else None
 

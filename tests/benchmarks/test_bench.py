@@ -13,7 +13,10 @@ from littlelm_core import bench
 from littlelm_core.bench import measure
 from littlelm_core.config import LittleLMError
 
-NEEDS = {"train": "transformers", "generate": "transformers", "bpe": "rustbpe"}
+NEEDS = {
+    "train": "transformers", "generate": "transformers", "bpe": "rustbpe",
+    "minhash": "datasketch",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", bench.ROWS)
