@@ -1,11 +1,11 @@
 # From chapters/09_schedule.md by `littlelm book export`: edit the chapter.
 """The learning rate over a run, as a pure function of the optimizer step.
 
-A schedule returns a multiplier of the peak rate, the same for every parameter group. It
-holds no state: a resumed run asks for step 7,001 and gets what the unbroken run would
-have got. Without a warm-up the first, largest steps are taken in directions that Adam's
-statistics do not know yet; without a decay the noise of the last steps stays in the
-weights.
+A schedule returns a multiplier of the peak rate, the same for every parameter group, or
+a mapping with a momentum and a share of the weight decay beside it. It holds no state:
+a resumed run asks for step 7,001 and gets what the unbroken run would have got. Without
+a warm-up the first, largest steps are taken in directions that Adam's statistics do not
+know yet; without a decay the noise of the last steps stays in the weights.
 
 Steps are optimizer steps, counted from 0 to total - 1.
 """
@@ -22,6 +22,7 @@ __all__ = [
     "check_phases",
     "come_down",
     "cosine",
+    "momentum_at",
     "warm_up",
     "wsd",
 ]
@@ -97,14 +98,35 @@ SHAPES: dict[str, Callable[[float], float]] = {  # x in 0 ... 1 -> 1 ... 0
 
 
 def come_down(x: float, shape: str = "linear", floor: float = 0.0) -> float:
-    """Return floor + (1 - floor) * f(x), at x of the way from 1 down to the floor.
+    """Return floor + (1 - floor) * f(x), at x of the way from the peak to the floor.
 
-    Raises ConfigError for a shape that is not in SHAPES or a floor outside 0 ... 1.
+    x: 0 ... 1; beyond 1 the floor. shape: one of SHAPES.
+    Raises ConfigError for another shape, or a floor outside 0 ... 1.
     """
     check_floor(floor)
     if shape not in SHAPES:
         raise ConfigError(f"schedule.shape = {shape!r}{nearest(shape, SHAPES)}")
     return floor + (1.0 - floor) * SHAPES[shape](min(x, 1.0))
+
+
+# ---- Momentum and weight decay may move too
+
+
+def momentum_at(step: int, momentum: tuple[float, ...], warmup: int) -> float:
+    """Return the momentum: in a line from the first value to the second, then that.
+
+    step `warmup` is the first at the second value; a warmup of 0 starts there.
+    Raises ConfigError: not two values of at least 0 and below 1, a negative warmup.
+    """
+    if len(momentum) != 2 or not all(0.0 <= value < 1.0 for value in momentum):
+        raise ConfigError(
+            f"schedule.momentum = {momentum!r} must be two values, 0 to below 1: "
+            "where it starts and where it stays"
+        )
+    if warmup < 0:
+        raise ConfigError(f"schedule.momentum_warmup = {warmup!r} must be 0 or more")
+    way = min(step / warmup, 1.0) if warmup else 1.0
+    return momentum[0] + way * (momentum[1] - momentum[0])
 
 
 @register("schedule", "wsd")
@@ -115,31 +137,29 @@ def wsd(
     decay: int = 0,
     shape: Literal["linear", "1-sqrt", "cosine"] = "linear",
     floor: float = 0.0,
-    momentum: tuple[float, float] | None = None,
+    momentum: tuple[float, ...] = (),
     momentum_warmup: int = 300,
-    weight_decay: Literal["constant", "follow"] = "constant",
+    weight_decay_follows: bool = False,
 ) -> float | dict[str, float]:
     """Return the multiplier of the peak rate: warm up, hold at 1, decay at the end.
 
     step: 0 ... total - 1. From step total - decay on, which is still at the peak, the
     rate comes down in `shape`, to reach the floor at step total; later ones stay there.
-    decay = 0 holds to the end: the trunk that decays branch from.
-    momentum: (from, to), moved in a line over the first `momentum_warmup` steps;
-    weight_decay = "follow": it falls with the rate. With either the return value is a
-    mapping {"lr": multiplier, "momentum": value, "weight_decay": multiplier}.
+    decay = 0 holds to the end: a trunk, from which decays may branch.
+    momentum: (from, to), a line over the first `momentum_warmup` steps.
+    weight_decay_follows: the weight decay falls with the rate. With either the return
+    value is {"lr": multiplier, "momentum": value, "weight_decay": multiplier}.
     Raises ConfigError: warmup + decay > total, a negative length, an unknown shape.
-    Sources: MiniCPM (arXiv 2404.06395), 1-sqrt from arXiv 2405.18392; the momentum
-    warm-up from the modded-nanogpt speed runs.
+    Sources: MiniCPM (arXiv 2404.06395); 1-sqrt from Hagele et al. (arXiv 2405.18392);
+    the momentum warm-up from the modded-nanogpt speed runs.
     """
     check_phases(step, total, warmup=warmup, decay=decay)
-    start = total - decay
-    x = (step - start) / decay if decay and step > start else 0.0
+    past = step - (total - decay)
+    x = past / decay if decay and past > 0 else 0.0
     rate = warm_up(step, warmup) * come_down(x, shape, floor)
-    values = {"lr": rate}
-    if momentum is not None:
-        check_phases(step, max(momentum_warmup, 1), momentum_warmup=momentum_warmup)
-        way = min(step / momentum_warmup, 1.0) if momentum_warmup else 1.0
-        values["momentum"] = momentum[0] + way * (momentum[1] - momentum[0])
-    if weight_decay == "follow":
-        values["weight_decay"] = rate
-    return values if len(values) > 1 else rate
+    also = {}
+    if momentum:
+        also["momentum"] = momentum_at(step, momentum, momentum_warmup)
+    if weight_decay_follows:
+        also["weight_decay"] = rate
+    return {"lr": rate, **also} if also else rate

@@ -117,3 +117,25 @@ def test_what_does_not_fit_is_refused(part):
     for floor in (-0.1, 1.5):
         with pytest.raises(ValueError, match="floor"):
             part(0, 10, 2, 4, floor=floor)
+
+
+def test_momentum_and_weight_decay_move_when_asked(part):
+    plain = part(7, 10, 2, 4)
+    assert isinstance(plain, float), f"without their keys it is a number: {plain!r}"
+    keys = {"momentum": (0.85, 0.95), "momentum_warmup": 5}
+    got = [part(step, 10, 2, 4, **keys) for step in (0, 2, 5, 9)]
+    assert all(set(g) == {"lr", "momentum"} for g in got), f"keys of {got[0]}"
+    moved = [g["momentum"] for g in got]
+    assert moved == pytest.approx([0.85, 0.89, 0.95, 0.95]), (
+        f"a line, then .95: {moved}"
+    )
+    assert got[3]["lr"] == 0.25, "the rate is what it is without"
+    follows = [part(s, 10, 2, 4, weight_decay_follows=True) for s in range(10)]
+    rates = [part(s, 10, 2, 4) for s in range(10)]
+    assert [f["lr"] for f in follows] == rates
+    assert [f["weight_decay"] for f in follows] == rates, "its decay falls with it"
+    for wrong in ((0.9,), (0.9, 1.0), (-0.1, 0.9)):
+        with pytest.raises(ValueError, match="momentum"):
+            part(0, 10, 2, 4, momentum=wrong)
+    with pytest.raises(ValueError, match="momentum_warmup"):
+        part(0, 10, 2, 4, **{**keys, "momentum_warmup": -1})

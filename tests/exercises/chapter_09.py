@@ -3,7 +3,7 @@
 import math
 
 from littlelm_core import check
-from littlelm_core.schedule import cosine
+from littlelm_core.schedule import cosine, wsd
 
 
 def exercise_9_1(answer):
@@ -55,3 +55,28 @@ def exercise_9_4(answer):
     for step, wanted in ((9, 1.0), (10, 1.0), (15, 0.6), (19, 0.28), (20, 0.2)):
         got = answer(step, 20, warmup=10, floor=0.2)
         assert math.isclose(got, wanted), f"step {step}: {got}, a line gives {wanted}"
+
+
+def exercise_9_5(answer):
+    """Checkpoints and steps of a trunk with branches."""
+    for total, shares, starts, steps in (
+        (400, (0.05, 0.1, 0.2, 0.5), {380, 360, 320, 200}, 380 + 340),
+        (1000, (0.2,), {800}, 1000),
+        (2000, (0.5, 0.5), {1000}, 1000 + 2000),
+    ):
+        kept, taken = answer(total, shares)
+        assert set(kept) == starts, f"{total}, {shares}: keep {sorted(starts)}"
+        assert taken == steps, (
+            f"{total}, {shares}: trunk and branches take {steps} steps, not {taken}"
+        )
+
+
+def exercise_9_6(answer):
+    """The sum of a decay's multipliers."""
+    for decay in (40, 100, 1600):
+        for shape in ("linear", "1-sqrt", "cosine"):
+            wanted = sum(wsd(s, decay, 0, decay, shape) for s in range(decay))
+            got = answer(decay, shape)
+            assert math.isclose(got, wanted, rel_tol=0.01), (
+                f"{shape} over {decay} steps: {got:.2f}, the sum is {wanted:.2f}"
+            )

@@ -63,7 +63,29 @@ def divides(step, total, warmup=0, decay=0, shape="linear", floor=0.0):
     return floor + (1 - floor) * SHAPES[shape](min(x, 1.0))
 
 
+def momentum_of_its_own_warm_up(
+    step, total, warmup=0, decay=0, shape="linear", floor=0.0, momentum=(),
+    momentum_warmup=300, weight_decay_follows=False,
+):  # fmt: skip
+    """The momentum rises with the rate's warm-up and falls with its decay."""
+    rate = make(right)(step, total, warmup, decay, shape, floor)
+    if momentum and (len(momentum) != 2 or not 0 <= min(momentum) <= max(momentum) < 1):
+        raise ConfigError(f"schedule.momentum = {momentum}")
+    if momentum_warmup < 0:
+        raise ConfigError(f"schedule.momentum_warmup = {momentum_warmup}")
+    values = {"lr": rate}
+    if momentum:
+        values["momentum"] = momentum[0] + rate * (momentum[1] - momentum[0])
+    if weight_decay_follows:
+        values["weight_decay"] = rate
+    return values if len(values) > 1 else rate
+
+
 ZOO = {
+    "momentum tied to the rate": (
+        momentum_of_its_own_warm_up,
+        "test_momentum_and_weight_decay_move_when_asked",
+    ),
     "a step early": (
         make(lambda step, total, decay: (step - total + decay + 1) / decay),
         "test_ten_steps_by_hand",
