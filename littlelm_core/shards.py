@@ -484,8 +484,8 @@ class PackedRows(Sequence):
 
 
 def domain_of(shard: Shard) -> str:
-    """Return the domain in a shard's name, <split>-<domain>-<number>.shard."""
-    name = re.fullmatch(r"[^-]+-(.+)-\d+", shard.path.stem)
+    """Return the domain in a shard's name, <split>-<domain>-<00000>[-<01>].shard."""
+    name = re.fullmatch(r"[^-]+-(.+?)-\d{5}(-\d+)?", shard.path.stem)
     return name[1] if name else shard.path.stem
 
 

@@ -31,7 +31,7 @@ from littlelm_core.ingest import download, named, open_prepared, pool, prepare_r
 from littlelm_core.ingest.ids import Ids, clean_ids
 from littlelm_core.ingest.named import DATASETS, prepare_named
 from littlelm_core.ingest.read import Bad
-from littlelm_core.shards import Shard
+from littlelm_core.shards import Shard, domain_of
 from littlelm_core.tokenizer import Tokenizer
 
 BOS = 50256
@@ -288,6 +288,14 @@ def test_an_end_of_text_inside_a_record_begins_a_document():
     assert only == Bad("here", "empty")
     floats = clean_ids(Ids(np.array([1.5, 2.0]), 1, "here"), 50257, BOS)
     assert isinstance(floats, Bad)
+
+
+def test_a_file_of_several_shards_is_one_domain(hub, place, tokenizer, monkeypatch):
+    monkeypatch.setattr(named, "SHARD_TOKENS", 500)
+    prepare_named("climbmix", 1, tokenizer, workers=1)
+    train = open_prepared(place.out).train
+    assert len(train) >= 3
+    assert {domain_of(shard) for shard in train} == {"climbmix"}
 
 
 # ---- Downloads that break
