@@ -114,4 +114,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _fail(_explain(error))
     finally:
         warnings.formatwarning = before
+    if status == 130:  # how newer versions of typer hand on Ctrl-C
+        _fail("interrupted", 130)
     sys.exit(status if isinstance(status, int) else 0)

@@ -55,8 +55,13 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self.pool is not None:
+            if (
+                kind is KeyboardInterrupt
+            ):  # a job may take an hour more; files are whole
+                for process in multiprocessing.active_children():
+                    process.terminate()
             self.pool.shutdown(wait=True, cancel_futures=True)
 
     def run(
