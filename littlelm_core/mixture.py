@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-# ---- Build it
+# ---- From weights to shares
 
 
 def token_shares(
@@ -84,6 +84,9 @@ def token_shares(
     flat = {n: (w / total) ** (1 / temperature) for n, w in sorted(weights.items())}
     total = math.fsum(flat.values())
     return {name: share / total for name, share in flat.items()}
+
+
+# ---- A domain: samples in an endless order
 
 
 def token_lengths(source: Sequence[Sequence[int]]) -> np.ndarray:
@@ -140,6 +143,9 @@ class Domain:
         _, _, length = self.next()
         self.given, self.tokens = self.given + 1, self.tokens + length
         return length
+
+
+# ---- The mixture
 
 
 class Pick(NamedTuple):
@@ -321,6 +327,9 @@ class Mixture:
         self._shares, self._since = dict(state["shares"]), dict(state["since"])
 
 
+# ---- The parts of a run
+
+
 @register("mixture", "proportional")
 def proportional(
     sources: Mapping[str, Sequence[Sequence[int]]],
@@ -334,6 +343,9 @@ def proportional(
     own order, every row once an epoch, has the same shares.
     """
     return Mixture(sources, None, seed, total=total)
+
+
+# ---- Which weights?
 
 
 def sample_weights(
