@@ -29,6 +29,7 @@ ROWS = {
     "encode": "littlelm_core.bench.text:encoding",
     "loader": "littlelm_core.bench.text:loader",
     "generate": "littlelm_core.bench.models:generation",
+    "muon": "littlelm_core.bench.optim:muon",
     "minhash": "littlelm_core.bench.curation:minhash",
 }
 PEERS = ("torch", "transformers", "tokenizers", "tiktoken", "rustbpe", "numpy")
