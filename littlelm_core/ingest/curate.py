@@ -257,7 +257,7 @@ def _run(
         }
         for result in results if result["file"]
     ]  # fmt: skip
-    return manifest
+    return json.loads(json.dumps(manifest))  # as it will be read
 
 
 def _teller(bar: Any, task: Any) -> Any:

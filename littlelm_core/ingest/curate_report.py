@@ -61,6 +61,10 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
+def _of(shown: str, part: dict[str, int], whole: dict[str, int], unit: str) -> str:
+    return f"{shown} <small>{_share(part[unit], whole[unit])}</small>"
+
+
 def _bytes(number: float) -> str:
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= size:
@@ -87,10 +91,8 @@ def _header(report: dict[str, Any]) -> str:
     lost = sum(counts["documents"] for counts in report["removed"].values())
     facts = [
         ("records read", f"{records:,}"),
-        ("documents kept", f"{kept['documents']:,}"),
-        ("of documents", _share(kept["documents"], read["documents"])),
-        ("text kept", _bytes(kept["bytes"])),
-        ("of text", _share(kept["bytes"], read["bytes"])),
+        ("documents kept", _of(f"{kept['documents']:,}", kept, read, "documents")),
+        ("text kept", _of(_bytes(kept["bytes"]), kept, read, "bytes")),
         ("dropped", f"{lost:,}"),
         ("could not be read", f"{bad:,}"),
     ]
@@ -290,10 +292,14 @@ margin-right:.35rem;vertical-align:-.05rem}
 .meter{display:inline-block;width:6rem;height:.6rem;border-radius:.3rem;
 background:var(--grid);overflow:hidden}
 .meter i{display:block;height:100%;background:var(--line1)}
-details small{color:var(--soft);font-weight:400}
+small{color:var(--soft);font-weight:400}
 details figure{margin:.5rem 0}pre{max-height:16rem;overflow-y:auto}
 .pair{display:grid;gap:.6rem;margin:.5rem 0;
 grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}
 .pair figure{margin:0!important}
-figcaption,li,td{overflow-wrap:anywhere}
+figcaption,li{overflow-wrap:anywhere}
+.wide td{white-space:nowrap}
+.wide td:first-child{white-space:normal;min-width:8.5rem}
+.wide td:nth-child(2):last-child{white-space:normal;overflow-wrap:anywhere}
+@media(max-width:34rem){.meter{display:none}}
 """

@@ -187,7 +187,8 @@ def sift(
 
         for row, found in enumerate(read_part(part, options.text_key, whole=True)):
             if isinstance(found, Bad):
-                reasons[found.reason] += 1
+                # Without the keys that the record has instead: else few are equal.
+                reasons[found.reason.partition(" (")[0]] += 1
                 if len(listed) < BAD_LISTED:
                     listed.append(f"{found.place}: {found.reason}")
                 continue

@@ -134,6 +134,7 @@ def _end_of_piece(text: str, start: int) -> int:
 def _read_long_text(path: Path, name: str | None) -> Iterator[Text | Bad]:
     """Yield the pieces of a text file that is never held as a whole."""
     decoder, held, line = codecs.getincrementaldecoder("utf-8-sig")(), "", 1
+    bad: Bad | None = None
     with path.open("rb") as file:
         data = file.read(8192)
         if b"\0" in data:
@@ -144,7 +145,7 @@ def _read_long_text(path: Path, name: str | None) -> Iterator[Text | Bad]:
                 held += decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
                 line += held.count("\n") + error.object[: error.start].count(b"\n")
-                yield Bad(f"{path}:{line}", "not UTF-8")  # what is before it is kept
+                bad = Bad(f"{path}:{line}", "not UTF-8")  # what is before it is kept
                 data, held = b"", held + error.object[: error.start].decode("utf-8")
                 file.seek(0, 2)
             start = 0
@@ -156,6 +157,8 @@ def _read_long_text(path: Path, name: str | None) -> Iterator[Text | Bad]:
                 start = stop
             line, held = line + held.count("\n", 0, start), held[start:]
             data = file.read(1 << 20)
+    if bad is not None:
+        yield bad
 
 
 # ---- JSON lines
@@ -178,7 +181,7 @@ def _zst_lines(path: Path) -> Iterator[bytes]:
     decoder, held = zstandard.ZstdDecompressor().decompressobj(), b""
     fed = False
     with path.open("rb") as file:
-        while data := file.read(1 << 20):
+        while data := file.read(1 << 16):  # few: what repeats grows a thousandfold
             while data:
                 held += decoder.decompress(data)
                 data, fed = decoder.unused_data, not decoder.eof
