@@ -88,6 +88,7 @@ def curate(
         parts = [one for part in parts for one in _single_files(part)]
     parts = cut(parts, part_bytes)
     _look_for_text(parts, options.text_key)
+    curate_steps.sifter(options)  # what is wrong with items or classifier is said now
     workers, work = workers or os.cpu_count() or 1, out / WORK
     with hold(out):
         try:

@@ -162,5 +162,6 @@ def text_hash(text: str) -> tuple[int, int]:
 def describe(record: dict[str, Any], text: str, text_key: str, place: str) -> dict:
     """Return an example as it stands in the report."""
     names = ("id", "url", "path", "title", "source")
-    fields = {n: str(record[n])[:200] for n in names if n != text_key and record.get(n)}
+    found = {n: record.get(n) for n in names if n != text_key}
+    fields = {n: str(v)[:200] for n, v in found.items() if v is not None}
     return {"place": place, "fields": fields, "text": text[:SHOWN], "length": len(text)}

@@ -305,7 +305,7 @@ def test_done_is_done_and_a_change_is_not(tmp_path, monkeypatch, capsys):
     found = {f"in/{p.name}" for p in (tmp_path / "out" / "in").iterdir()}
     assert found == names, "parts of the former input are left"
     other = curate([source], tmp_path / "out", NONE, 1, part_bytes=6000)
-    assert other["options"]["filters"] == ()
+    assert other["options"]["filters"] == []
 
 
 # ---- Formats
