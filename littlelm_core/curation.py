@@ -69,6 +69,11 @@ _BREAK = re.compile("\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _SPACE = re.compile("[\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _UNSEEN = re.compile("[\0-\x08\x0e-\x1b\x7f-\x9f\xad\u200b\u2060\ufeff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# All of these and a little more: most texts have none, and one search is enough.
+_ODD = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\xad\u1680\u2000-\u200b\u2028-\u202f\u205f-\u2060\u3000\ufeff"
+    "\ud800-\udfff]"
+)
 
 
 def normalize(text: str) -> str:
@@ -79,9 +84,10 @@ def normalize(text: str) -> str:
     text. Indentation stays: it means something in code. A lone surrogate, which UTF-8
     cannot write, becomes U+FFFD.
     """
-    text = _UNSEEN.sub("", _SPACE.sub(" ", _BREAK.sub("\n", text)))
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", _SURROGATE.sub("\ufffd", text))
+    if _ODD.search(text):
+        text = _UNSEEN.sub("", _SPACE.sub(" ", _BREAK.sub("\n", text)))
+        text = _SURROGATE.sub("\ufffd", text)
+    text = unicodedata.normalize("NFC", text)
     text = "\n".join([line.rstrip() for line in text.split("\n")])
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
@@ -247,6 +253,8 @@ class GopherRepetition:
         for n in range(2, min(max(top | repeated, default=0), total) + 1):
             again = (sizes[groups] > 1) & (places + n <= total)
             places, groups = places[again], groups[again]
+            if not len(places) and n > max(top, default=0):
+                break  # as in most prose: no run of five words occurs twice
             groups, sizes = _groups(groups * total + ids[places + n - 1])
             if n in top:
                 count, best = 1, 0  # where nothing repeats, the first one is the top
@@ -256,7 +264,7 @@ class GopherRepetition:
                 length = int(ends[best + n] - ends[best]) + n - 1
                 if count * length / len(text) > top[n]:
                     return f"top {n}-gram"
-            if n in repeated and len(places):
+            if n in repeated:
                 again = sizes[groups] > 1
                 length = _covered(
                     places[again].tolist(), groups[again].tolist(), n, ends
