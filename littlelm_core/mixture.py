@@ -124,25 +124,25 @@ class Domain:
         self.lengths_N = token_lengths(source)
         self.size, self.all_tokens = len(self.lengths_N), int(self.lengths_N.sum())
         self.given = self.tokens = 0
-        self._known: tuple[tuple[int, int, int] | None, np.ndarray] = None, np.empty(0)
+        self._order: tuple[Any, list[int], list[int]] = None, [], []
 
     def next(self) -> tuple[int, int, int]:
         """Return (epoch, index, tokens) of the next sample, without taking it."""
         epoch, place = divmod(self.given, self.size)
-        start = place - place % PLACES
-        if self._known[0] != (self.seed, epoch, start):
-            places = np.arange(start, min(start + PLACES, self.size))
+        ahead = place % PLACES
+        known = self.seed, epoch, place - ahead
+        if self._order[0] != known:
+            places = np.arange(known[2], min(known[2] + PLACES, self.size))
             key = hashlib.blake2b(f"{self.seed}:{self.name}".encode(), digest_size=8)
             order = permute(places, self.size, int.from_bytes(key.digest()), epoch)
-            self._known = (self.seed, epoch, start), order
-        index = int(self._known[1][place - start])
-        return epoch, index, int(self.lengths_N[index])
+            self._order = known, order.tolist(), self.lengths_N[order].tolist()
+        return epoch, self._order[1][ahead], self._order[2][ahead]
 
-    def take(self) -> int:
-        """Take the next sample; return its tokens."""
-        _, _, length = self.next()
-        self.given, self.tokens = self.given + 1, self.tokens + length
-        return length
+    def take(self) -> tuple[int, int, int]:
+        """Take the next sample; return what `next` does."""
+        sample = self.next()
+        self.given, self.tokens = self.given + 1, self.tokens + sample[2]
+        return sample
 
 
 # ---- The mixture
@@ -156,7 +156,7 @@ class Pick(NamedTuple):
     index: int  # in its source
 
 
-UNIT = 2**40  # shares are kept as integers of this unit: no rounding ever adds up
+UNIT = 10**12  # shares are kept as integers of it: decimal ones are exact
 POLICIES = ("redistribute", "stop", "raise")
 
 
@@ -256,18 +256,17 @@ class Mixture:
         shares = self._shares_now()
         if shares != self._shares:
             self._shares, self._since = shares, dict.fromkeys(shares, 0)
+        if not shares:
+            return None
         unit, tokens = sum(shares.values()), sum(self._since.values())
-        first, due = None, math.inf
+        first, due = "", (1, 0)  # a date is tokens / share; this one never comes
         for name, share in shares.items():
             had = self._since[name]
             if had * unit <= share * tokens:  # in Python's integers: exact
-                at = (had + self.domains[name].next()[2]) / share
-                if first is None or at < due:
-                    first, due = name, at
-        if first is None:
-            return None
-        epoch, index, _ = self.domains[first].next()
-        length = self.domains[first].take()
+                at = had + self.domains[name].next()[2]
+                if at * due[1] < due[0] * share:
+                    first, due = name, (at, share)
+        epoch, index, length = self.domains[first].take()
         self._since[first] += length
         self._spent += length
         return Pick(first, epoch, index)

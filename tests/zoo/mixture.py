@@ -21,8 +21,7 @@ class LargestDeficit(Mixture):
         return self._take(max(deficit, key=deficit.get))
 
     def _take(self, name):
-        epoch, index, _ = self.domains[name].next()
-        length = self.domains[name].take()
+        epoch, index, length = self.domains[name].take()
         self._since[name] += length
         self._spent += length
         return Pick(name, epoch, index)
