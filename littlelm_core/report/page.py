@@ -141,6 +141,9 @@ def _header(
         facts.append(("MFU", f"{now['mfu']:.1%}"))
     if now.get("skipped_steps"):
         facts.append(("skipped steps", f"{now['skipped_steps']}"))
+    if epochs := now.get("epochs"):  # where a mixture draws the rows
+        read = ", ".join(f"{name} {times:.2f}" for name, times in epochs.items())
+        facts.append(("epochs read", read))
     facts.append(("trained for", duration(now.get("seconds", 0.0))))
     if status == "running" and speed:
         facts.append(("left, about", duration(left)))

@@ -111,6 +111,8 @@ def test_a_run_trains_on_the_shares_of_its_file(home):
     logged = records(home, "shares")[-1]["epochs"]
     assert logged == mixture.epochs
     assert logged["rest"] > 1.5 > 0.2 > logged["docs"], logged
+    page = (home / "shares" / "report.html").read_text("utf-8")
+    assert f"code {logged['code']:.2f}, docs {logged['docs']:.2f}" in page
 
 
 def test_what_the_shares_mean_is_what_the_model_reads(home):
