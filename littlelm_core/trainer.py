@@ -55,7 +55,7 @@ from littlelm_core.config import (
 from littlelm_core.ingest import Prepared, prepare_run
 from littlelm_core.ingest.write import hold
 from littlelm_core.model import flops_per_token, model_config, parameter_role
-from littlelm_core.report import Report, mfu
+from littlelm_core.report import Report, mfu, read_metrics, write_text
 from littlelm_core.report.log import part_sources
 from littlelm_core.shards import IGNORED, ValidationRows
 from littlelm_core.tokenizer import Tokenizer
@@ -441,7 +441,7 @@ def find_checkpoint(path_or_run: str | Path) -> Path:
     if not folder.is_dir():
         if folder.name.startswith("step_"):
             near = nearest(
-                folder.name, [p.name for p in checkpoints(folder.parents[1])]
+                folder.name, [p.name for p in checkpoints(folder.resolve().parents[1])]
             )
             raise CheckpointError(f"no checkpoint {folder}{near}")
         folder = Path(load_run(path_or_run).run_dir)
@@ -811,9 +811,10 @@ class Trainer(Loop):
         if not math.isclose(share, self.schedule(self.step - 1)["lr"], rel_tol=1e-6):
             text = f"the rate jumps: {folder} ended at {share:.3g} of the peak"
             warnings.warn(text, stacklevel=2)
-        log = folder.parents[1] / "metrics.jsonl"
-        if self.world.rank == 0 and log.is_file():  # a branch's curve is a whole one
-            shutil.copyfile(log, self.run_dir / "metrics.jsonl")
+        if self.world.rank == 0:  # with the trunk's log before its own: a whole curve
+            records = read_metrics(folder.resolve().parents[1] / "metrics.jsonl")
+            lines = [json.dumps(r) + "\n" for r in records if r["step"] <= self.step]
+            write_text(self.run_dir / "metrics.jsonl", "".join(lines))
 
     def fit(self) -> TrainResult:
         """Train to the last step and return the result.
