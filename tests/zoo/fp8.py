@@ -44,7 +44,7 @@ def _quantize(x, dtype, scaling, amax=None, limit=None, floor=SMALL, clamp=True)
 
 
 def without_scale(x, dtype=E4M3, scaling="tensor"):
-    q, scale = _quantize(x, dtype, scaling)
+    _, scale = _quantize(x, dtype, scaling)
     limit = torch.finfo(dtype).max
     return x.detach().float().clamp(-limit, limit).to(dtype), torch.ones_like(scale)
 
