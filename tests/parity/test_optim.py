@@ -21,7 +21,7 @@ MODEL = {
 def _pair(dtype=torch.float32, shapes=SHAPES):
     draw = torch.Generator().manual_seed(2)
     start = [torch.randn(s, generator=draw).mul(0.1).to(dtype) for s in shapes]
-    return [[w.clone().requires_grad_() for w in start] for _ in range(2)], start
+    return [[w.clone().requires_grad_() for w in start] for _ in range(2)]
 
 
 def _give(params, step):
@@ -40,7 +40,7 @@ def test_equals_torch_step_by_step_in_bf16(scale, nesterov, decay):
     in another order: then one rounding of bf16, 2^-8 of an entry, is carried through
     five rounds, which stays below 2 % of the update.
     """
-    (ours, theirs), start = _pair()
+    ours, theirs = _pair()
     keys = {"lr": 0.02, "momentum": 0.95, "nesterov": nesterov, "weight_decay": decay}
     one = Muon(ours, dtype="bf16", scale=scale, **keys)
     other = torch.optim.Muon(theirs, adjust_lr_fn=scale, **keys)
@@ -57,7 +57,7 @@ def test_equals_torch_step_by_step_in_bf16(scale, nesterov, decay):
 
 
 def test_own_coefficients_equal_torch():
-    (ours, theirs), _ = _pair()
+    ours, theirs = _pair()
     triple = (2.0, -1.5, 0.5)
     one = Muon(ours, lr=0.1, dtype="bf16", coefficients=triple, steps=7)
     other = torch.optim.Muon(
@@ -73,7 +73,7 @@ def test_own_coefficients_equal_torch():
 
 def test_bf16_weights_stay_near_torch_and_are_rounded_once():
     """torch rounds after the decay and after the update, ours once, at the end."""
-    (ours, theirs), _ = _pair(torch.bfloat16)
+    ours, theirs = _pair(torch.bfloat16)
     keys = {"lr": 0.02, "weight_decay": 0.1}
     one, other = Muon(ours, **keys), torch.optim.Muon(theirs, **keys)
     wide = [p.detach().float().requires_grad_() for p in ours]
@@ -160,7 +160,9 @@ def test_a_state_moves_to_the_3_8b_run_and_back(capsys):
         "value_embeddings": 0.0707, "norm": 0.005, "scalars": 0.005,
     }  # fmt: skip
     for name, count in counts.items():
-        assert any(name in line and f"{count:,}" in line for line in printed.split("\n"))
+        assert any(
+            name in line and f"{count:,}" in line for line in printed.split("\n")
+        )
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)  # no statistics yet, but all the keys
     file.seek(0)
