@@ -491,6 +491,7 @@ _FOLD = bytes(
     ord(chr(b).lower()) if chr(b).isalnum() or b == 95 else 0 for b in range(128)
 ) + bytes(range(128, 256))
 _BEYOND = re.compile(r"[^\w\x00-\x7f]+")  # punctuation and spaces beyond ASCII
+_BLOB = re.compile(rb"[^\0]{8192}")
 _BASE = np.uint64(0x9FB21C651E98DF25)  # odd: it has an inverse modulo 2^64
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 
@@ -504,7 +505,9 @@ def _powers(base: np.uint64, count: int) -> np.ndarray:
 def _fold(text: str) -> bytes:
     if not text.isascii():
         text = _BEYOND.sub(" ", text.lower())
-    return text.encode("utf-8", "surrogatepass").translate(_FOLD)
+    data = text.encode("utf-8", "surrogatepass").translate(_FOLD)
+    # A blob of 100 MB as one word would need 3 GB below: it is cut.
+    return _BLOB.sub(rb"\g<0>\0", data) if len(data) > 1 << 20 else data
 
 
 def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -512,6 +515,7 @@ def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
     Returns (uint64 hashes of all words, int64 offsets of N + 1): the words of text i
     are hashes[offsets[i]:offsets[i + 1]]. A word's hash depends on its letters alone.
+    In texts above 1 MB words of more than 8192 bytes are cut.
     """
     folded = [_fold(text) for text in texts]
     data = b"\0" + b"\0".join(folded) + b"\0"
@@ -569,8 +573,8 @@ class MinHash:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.permutations, self.bands, self.shingle) < 1:
-            raise ConfigError("permutations, bands and shingle are at least 1")
+        if min(self.permutations, self.bands, self.shingle, self.seed + 1) < 1:
+            raise ConfigError("permutations, bands, shingle are at least 1, seed 0")
         if self.permutations % self.bands:
             raise ConfigError(
                 f"{self.permutations} permutations do not fill {self.bands} bands "

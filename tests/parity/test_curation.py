@@ -257,6 +257,22 @@ def test_blocks_of_any_size_give_the_same_words(size, monkeypatch):
     assert np.array_equal(want[1], got[1])
 
 
+def test_a_blob_is_cut_into_words():
+    blob = "y" * 3_000_000
+    hashes, offsets = word_hashes(["a", blob, blob + " b"])
+    assert np.diff(offsets).tolist() == [1, 367, 368]
+    assert np.array_equal(hashes[1:368], hashes[368:735])
+    assert len(np.unique(hashes[1:368])) == 2, "equal pieces and a rest"
+
+
+def test_normalize_looks_for_all_that_it_changes():
+    for code in range(0x10000):
+        text = "a" + chr(code) + "b"
+        parts = (curation._BREAK, curation._SPACE, curation._UNSEEN)
+        if any(p.search(text) for p in (*parts, curation._SURROGATE)):
+            assert curation._ODD.search(text) or text == "a\nb", f"U+{code:04X}"
+
+
 def test_batches_do_not_matter():
     draw = random.Random(5)
     docs = [
