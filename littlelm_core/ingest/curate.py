@@ -20,7 +20,7 @@ import platform
 import shutil
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,13 @@ UNKNOWN = frozenset(
         ".tsv", ".warc", ".xlsx", ".xml", ".xz", ".zip",
     }
 )  # fmt: skip
+# Other code may decide otherwise: what it has left is then not gone on with.
+CODE = hashlib.blake2b(
+    b"".join(
+        Path(module.__file__).read_bytes()
+        for module in (curation, curate_dedup, curate_steps, curate_write)
+    )
+).hexdigest()
 
 
 def curate(
@@ -72,48 +79,45 @@ def curate(
     folder of something else, a full disk.
     """
     out, console = Path(out), console or Console(stderr=True)
-    options, sources = options or Options(), [str(s) for s in sources]
-    if not sources:
-        raise DataError("no sources: name files, folders or a dataset")
-    for source in sources:
-        path = Path(source.partition("=")[2] or source)
-        if path.suffix.lower() in UNKNOWN and path.is_file():
-            raise DataError(
-                f"{path}: {path.suffix} is no format that can be read: give .jsonl, "
-                ".jsonl.gz, .jsonl.zst, .parquet or plain text"
-            )
-    _refuse_foreign(out)
-    parts = find_parts(sources, part_bytes, out)
-    if options.format == "parquet":  # each file has types of its own
-        parts = [one for part in parts for one in _single_files(part)]
-    parts = cut(parts, part_bytes)
-    _look_for_text(parts, options.text_key)
-    curate_steps.sifter(options)  # what is wrong with items or classifier is said now
-    workers, work = workers or os.cpu_count() or 1, out / WORK
+    plan = make_plan(sources, out, options or Options(), part_bytes)
     with hold(out):
         try:
-            jobs, whole = _plan(parts, options, work)
-            if (done := _finished(out, whole)) is not None:
+            if (done := plan.finished()) is not None:
                 console.print(f"{out} is done already", markup=False, soft_wrap=True)
                 return done
-            work.mkdir(parents=True, exist_ok=True)
-            for left in [*work.rglob(".*.tmp"), *out.glob("*/.*.tmp")]:
-                left.unlink(missing_ok=True)  # of a run that was killed
-            with Pool(workers) as pool, progress_bar(console) as bar:
-                manifest = _run(jobs, whole, out, options, pool, bar, console)
-            manifest["sources"] = sources
-            keep = {out / part["name"] for part in manifest["parts"]}
-            for path in out.glob("*/*"):  # of sources that are no longer named
-                if path not in keep and path.name.endswith(curate_write.ENDINGS):
-                    path.unlink()
-            write_json(out / CURATED, manifest)
-            shutil.rmtree(work, ignore_errors=True)
+            plan.start()
+            with (
+                Pool(workers or os.cpu_count() or 1) as pool,
+                progress_bar(console) as bar,
+            ):
+                _run(plan, pool, bar, console)
+            return plan.finish()
         except OSError as error:
             raise DataError(
                 f"cannot write {out}: {error.strerror or error}: what is done is kept, "
                 "make room or give another folder and run it again"
             ) from error
-    return manifest
+
+
+def _run(plan: Plan, pool: Pool, bar: Any, console: Console) -> None:
+    """Run the three passes, each with a bar."""
+
+    def teller(task: Any) -> Any:
+        return lambda size: bar.advance(task, size)
+
+    todo = plan.to_sift()
+    if len(todo) < len(plan.jobs):
+        done = len(plan.jobs) - len(todo)
+        console.print(f"{done} of {len(plan.jobs)} parts are sifted already")
+    size = sum(part.size for part, *_ in todo)
+    task = bar.add_task("sifting", total=size)
+    pool.run(curate_steps.sift, todo, size, teller(task))
+    documents = plan.documents().starts[-1]
+    task = bar.add_task("duplicates", total=documents * (plan.bands + 1))
+    plan.cluster(pool, lambda: bar.advance(task, documents))
+    size = sum(report["bytes"] for report in plan.sifted())
+    task = bar.add_task("writing", total=size)
+    pool.run(curate_write.write, plan.to_write(), size, teller(task))
 
 
 # ---- Before the work
@@ -150,119 +154,176 @@ def _look_for_text(parts: list[Part], text_key: str) -> None:
     raise DataError(f"no text: {first.place}: {first.reason}")
 
 
-def _plan(
-    parts: list[Part], options: Options, work: Path
-) -> tuple[list[tuple[Any, ...]], str]:
-    """Return (the job of each part, a key of the whole outcome)."""
+def make_plan(
+    sources: Iterable[str | Path], out: Path, options: Options, part_bytes: int
+) -> Plan:
+    """Look at the sources and divide the work; writes nothing.
+
+    Raises DataError as `curate`.
+    """
+    sources = [str(s) for s in sources]
+    if not sources:
+        raise DataError("no sources: name files, folders or a dataset")
+    for source in sources:
+        path = Path(source.partition("=")[2] or source)
+        if path.suffix.lower() in UNKNOWN and path.is_file():
+            raise DataError(
+                f"{path}: {path.suffix} is no format that can be read: give .jsonl, "
+                ".jsonl.gz, .jsonl.zst, .parquet or plain text"
+            )
+    _refuse_foreign(out)
+    parts = find_parts(sources, part_bytes, out)
+    if options.format == "parquet":  # each file has types of its own
+        parts = [one for part in parts for one in _single_files(part)]
+    parts = cut(parts, part_bytes)
+    _look_for_text(parts, options.text_key)
+    curate_steps.sifter(options)  # what is wrong with items or classifier is said now
     files = [*options.against, *([options.classifier] if options.classifier else [])]
     stamps = [part.stamp for part in find_parts(files, 0)] if files else []
-    modules = (curation, curate_dedup, curate_steps, curate_write)
-    code = [Path(module.__file__).read_bytes() for module in modules]
-    common = repr((options, stamps, hashlib.blake2b(b"".join(code)).hexdigest()))
+    common = repr((options, stamps, CODE))
     numbers: Counter[str] = Counter()
     jobs = []
     for part in parts:
         label = f"{part.domain}-{numbers[part.domain]:05d}"
         numbers[part.domain] += 1
         key = hashlib.blake2b(repr((part, common)).encode(), digest_size=16)
-        jobs.append((part, label, key.hexdigest(), work, options))
+        jobs.append((part, label, key.hexdigest(), out / WORK, options))
     whole = hashlib.blake2b(repr([job[:3] for job in jobs]).encode(), digest_size=16)
-    return jobs, whole.hexdigest()
-
-
-def _finished(out: Path, key: str) -> dict[str, Any] | None:
-    """Return the manifest of a folder that is whole, or None."""
-    try:
-        manifest = json.loads((out / CURATED).read_text("utf-8"))
-        if manifest["key"] != key or not (out / "report.html").exists():
-            return None
-        for part in manifest["parts"]:
-            if (out / part["name"]).stat().st_size != part["size"]:
-                return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return manifest
+    return Plan(tuple(sources), out, options, tuple(jobs), whole.hexdigest())
 
 
 # ---- The three passes
 
 
-def _run(
-    jobs: list[tuple[Any, ...]],
-    whole: str,
-    out: Path,
-    options: Options,
-    pool: Pool,
-    bar: Any,
-    console: Console,
-) -> dict[str, Any]:
-    work = out / WORK
-    reports = [curate_steps.sifted(work, label, key) for _, label, key, *_ in jobs]
-    open_ = [job for job, report in zip(jobs, reports, strict=True) if report is None]
-    if len(open_) < len(jobs):
-        done = len(jobs) - len(open_)
-        console.print(f"{done} of {len(jobs)} parts are sifted already")
-    size = sum(part.size for part, *_ in open_)
-    task = bar.add_task("sifting", total=size)
-    found = iter(pool.run(curate_steps.sift, open_, size, _teller(bar, task)))
-    reports = [report or next(found) for report in reports]
-    if not any(report["documents"] for report in reports):
-        places = [place for report in reports for place in report["bad_places"]]
-        raise DataError(f"no text: {places[0] if places else 'empty'}")
+@dataclass(frozen=True)
+class Plan:
+    """The parts of a curation and what is done of it, as the files in `out` say.
 
-    near = options.dedup == "near"
-    starts = np.concatenate(([0], np.cumsum([r["passed"] for r in reports]))).tolist()
-    stems = tuple(work / label for _, label, *_ in jobs)
-    bands = options.minhash.bands if near else 0
-    documents = curate_dedup.Documents(stems, tuple(starts), bands)
-    folder = work / "clusters"
-    if (folder / "key").exists() and (folder / "key").read_text() != whole:
-        shutil.rmtree(folder)
-    folder.mkdir(exist_ok=True)
-    (folder / "key").write_text(whole)
-    task = bar.add_task("duplicates", total=(bands + 1) * starts[-1])
-    clusters = curate_dedup.cluster(
-        documents,
-        options.threshold if near else None,
-        folder,
-        pool,
-        lambda: bar.advance(task, starts[-1]),
-        exact=options.dedup != "none",
-    )
+    jobs: the arguments of `sift` for each part. key: of the whole outcome. Nothing else
+    is known of other processes: so the passes may run on other machines too.
+    """
 
-    size = sum(report["bytes"] for report in reports)
-    task = bar.add_task("writing", total=size)
-    todo, results = [], []
-    for (part, label, *_), first in zip(jobs, starts, strict=False):
-        job = (part, label, first, whole, work, out, options)
-        results.append(curate_write.written(*job))
-        if results[-1] is None:
-            todo.append(job)
-    found = iter(pool.run(curate_write.write, todo, size, _teller(bar, task)))
-    results = [result or next(found) for result in results]
-    report = _add_up(reports, results, clusters, options)
-    _show_kept(report["examples"], documents, [job[1] for job in jobs], work, options)
-    report["options"] = asdict(options)
-    report["versions"] = {
-        "littlelm": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
-    write_report(out, report)
-    manifest = {k: v for k, v in report.items() if k not in ("examples", "bad_places")}
-    manifest |= {"format": MANIFEST_VERSION, "key": whole}
-    manifest["parts"] = [
-        {
-            "name": result["file"], "domain": result["domain"], "size": result["size"],
-            "documents": result["documents"], "fingerprint": result["fingerprint"],
+    sources: tuple[str, ...]
+    out: Path
+    options: Options
+    jobs: tuple[tuple[Any, ...], ...]
+    key: str
+
+    @property
+    def work(self) -> Path:
+        """Return the folder of what is under way."""
+        return self.out / WORK
+
+    @property
+    def bands(self) -> int:
+        """Return the bands of keys; 0: no near duplicates are looked for."""
+        return self.options.minhash.bands if self.options.dedup == "near" else 0
+
+    def finished(self) -> dict[str, Any] | None:
+        """Return the manifest of a folder that is whole, or None."""
+        try:
+            manifest = json.loads((self.out / CURATED).read_text("utf-8"))
+            if manifest["key"] != self.key or not (self.out / "report.html").exists():
+                return None
+            for part in manifest["parts"]:
+                if (self.out / part["name"]).stat().st_size != part["size"]:
+                    return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return manifest
+
+    def start(self) -> None:
+        """Make the folder; remove half-written files of a run that was killed."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        for left in [*self.work.rglob(".*.tmp"), *self.out.glob("*/.*.tmp")]:
+            left.unlink(missing_ok=True)
+
+    def to_sift(self) -> list[tuple[Any, ...]]:
+        """Return the jobs of `sift` that are not done."""
+        found = [curate_steps.sifted(self.work, *job[1:3]) for job in self.jobs]
+        return [j for j, report in zip(self.jobs, found, strict=True) if report is None]
+
+    def sifted(self) -> list[dict[str, Any]]:
+        """Return the reports of `sift`. Raises DataError: not all there, no text."""
+        found = [curate_steps.sifted(self.work, *job[1:3]) for job in self.jobs]
+        if None in found:
+            raise DataError(f"part {found.index(None)} of {self.out} is not sifted")
+        if not any(report["documents"] for report in found):
+            places = [place for report in found for place in report["bad_places"]]
+            raise DataError(f"no text: {places[0] if places else 'empty'}")
+        return found
+
+    def documents(self) -> curate_dedup.Documents:
+        """Return the documents that `sift` has let pass, numbered."""
+        numbers = np.cumsum([0, *(report["passed"] for report in self.sifted())])
+        stems = tuple(self.work / label for _, label, *_ in self.jobs)
+        return curate_dedup.Documents(stems, tuple(numbers.tolist()), self.bands)
+
+    def cluster(self, pool: Pool, advance: Any = lambda: None) -> curate_dedup.Clusters:
+        """Find the duplicates over all parts, or open what was found."""
+        folder = self.work / "clusters"
+        if (folder / "key").exists() and (folder / "key").read_text() != self.key:
+            shutil.rmtree(folder)
+        folder.mkdir(exist_ok=True)
+        (folder / "key").write_text(self.key)
+        return curate_dedup.cluster(
+            self.documents(),
+            self.options.threshold if self.bands else None,
+            folder,
+            pool,
+            advance,
+            exact=self.options.dedup != "none",
+        )
+
+    def to_write(self) -> list[tuple[Any, ...]]:
+        """Return the jobs of `write` that are not done."""
+        return [job for job in self.writes() if curate_write.written(*job) is None]
+
+    def writes(self) -> list[tuple[Any, ...]]:
+        """Return the job of `write` for each part."""
+        starts = self.documents().starts
+        return [
+            (part, label, first, self.key, self.work, self.out, self.options)
+            for (part, label, *_), first in zip(self.jobs, starts, strict=False)
+        ]
+
+    def finish(self) -> dict[str, Any]:
+        """Write the report and the manifest; delete what was under way."""
+        results = [curate_write.written(*job) for job in self.writes()]
+        if None in results:
+            raise DataError(f"part {results.index(None)} of {self.out} is not written")
+        clusters = curate_dedup.open_clusters(self.work / "clusters")
+        report = _add_up(self.sifted(), results, clusters)
+        labels = [label for _, label, *_ in self.jobs]
+        _show_kept(
+            report["examples"], self.documents(), labels, self.work, self.options
+        )
+        report["options"] = asdict(self.options)
+        report["versions"] = {
+            "littlelm": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
         }
-        for result in results if result["file"]
-    ]  # fmt: skip
-    return json.loads(json.dumps(manifest))  # as it will be read
-
-
-def _teller(bar: Any, task: Any) -> Any:
-    return lambda size: bar.advance(task, size)
+        write_report(self.out, report)
+        manifest = report | {
+            "format": MANIFEST_VERSION, "key": self.key, "sources": self.sources,
+            "parts": [
+                {
+                    "name": result["file"], "domain": result["domain"],
+                    "size": result["size"], "documents": result["documents"],
+                    "fingerprint": result["fingerprint"],
+                }
+                for result in results if result["file"]
+            ],
+        }  # fmt: skip
+        del manifest["examples"], manifest["bad_places"]
+        keep = {self.out / part["name"] for part in manifest["parts"]}
+        for path in self.out.glob("*/*"):  # of sources that are no longer named
+            if path not in keep and path.name.endswith(curate_write.ENDINGS):
+                path.unlink()
+        write_json(self.out / CURATED, manifest)
+        shutil.rmtree(self.work, ignore_errors=True)
+        return json.loads(json.dumps(manifest))  # as it will be read
 
 
 # ---- The sums
@@ -272,7 +333,6 @@ def _add_up(
     sifts: list[dict[str, Any]],
     writes: list[dict[str, Any]],
     clusters: curate_dedup.Clusters,
-    options: Options,
 ) -> dict[str, Any]:
     """Return all counts. Raises DataError where they do not add up."""
     removed: dict[str, Counter[str]] = {}

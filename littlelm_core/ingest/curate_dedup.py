@@ -11,6 +11,7 @@ each document the lowest number of its cluster.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 
 from littlelm_core.curation import jaccard
 from littlelm_core.ingest.pool import Pool
+from littlelm_core.ingest.write import write_json
 from littlelm_core.shards import atomic_file
 
 BUCKET_BYTES = 32_000_000  # of keys that are sorted at once
@@ -128,6 +130,8 @@ def cluster(
     look for any duplicates at all. `advance` is called after each band, and once for
     the exact duplicates. Buckets that are done in `folder` are not done again.
     """
+    if (folder / "done.json").exists():
+        return open_clusters(folder)
     count = documents.starts[-1]
     folder.mkdir(parents=True, exist_ok=True)
     root = _array(folder / "root.bin", np.dtype("<u8"), count)
@@ -173,7 +177,23 @@ def cluster(
             here = slice(at, min(at + CHUNK, count))
             moved = root[here] != np.arange(here.start, here.stop)
             kind[here][moved & (kind[here] == KEPT)] = mark
+    for array in (root, kind):
+        if isinstance(array, np.memmap):
+            array.flush()
+    write_json(folder / "done.json", [count, *counts.tolist()])
     return Clusters(root, kind, *counts.tolist())
+
+
+def open_clusters(folder: Path) -> Clusters:
+    """Return what `cluster` has left in a folder."""
+    count, *counts = json.loads((folder / "done.json").read_text("utf-8"))
+    arrays = [
+        np.memmap(folder / name, dtype, "r", shape=(count,))
+        if count
+        else np.empty(0, dtype)
+        for name, dtype in (("root.bin", "<u8"), ("kind.bin", "u1"))
+    ]
+    return Clusters(*arrays, *counts)
 
 
 def _array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:

@@ -682,3 +682,36 @@ def test_a_packed_file_that_breaks_off_is_counted(tmp_path):
     assert manifest["bad"]["total"] >= 1
     assert any("ends too early" in reason for reason in manifest["bad"]["reasons"])
     assert manifest["domains"]["good"]["read"]["documents"] == 5
+
+
+# ---- datatrove
+
+
+def test_the_pipeline_of_datatrove_writes_the_same_bytes(tmp_path):
+    pytest.importorskip("datatrove")
+    from functools import partial
+
+    from datatrove.data import Document
+    from datatrove.executor import LocalPipelineExecutor
+
+    from littlelm_core.ingest.datatrove_pipeline import Clean, executors
+
+    sources = sources_of_three(tmp_path)
+    local = partial(LocalPipelineExecutor, workers=1)
+    plan = {"tasks": 3, "part_bytes": 9000}
+    executors(local, sources, tmp_path / "theirs", **plan).run()
+    curate(sources, tmp_path / "ours", workers=1, part_bytes=9000)
+    assert files_of(tmp_path / "theirs") == files_of(tmp_path / "ours")
+    executors(local, sources, tmp_path / "theirs", **plan).run()  # done: nothing to do
+    records = [*corpus(5, 240)[:120], {"id": 1, "text": "short"}]
+    documents = [Document(r["text"] + "  ", str(r["id"])) for r in records]
+    kept = list(Clean().run(iter(documents)))
+    expected = [
+        r["text"]
+        for r in records
+        if curation.judge(r["text"], curation.PROSE_FILTERS) is None
+    ]
+    assert [doc.text for doc in kept] == expected
+    assert Clean().filter(Document("short", "1")) == (
+        False, "language: no known language",
+    )  # fmt: skip
