@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -51,6 +53,7 @@ class Hub:
         self.requests = []  # (path, Range header or "")
         self.wrong = Counter()  # path: answers with a flipped byte
         self.broken = Counter()  # path: answers that break off in the middle
+        self.reset = False  # and the connection is reset, not closed
         self.busy = Counter()  # path: answers 503
         self.ranges, self.pause = True, 0.0
         outer = self
@@ -123,6 +126,12 @@ class Hub:
                 return
             self.given[repo, path] += len(block)
             time.sleep(self.pause)
+        if stop < whole and self.reset:
+            request.wfile.flush()
+            time.sleep(0.05)  # what was sent arrives before the reset
+            now = struct.pack("ii", 1, 0)
+            request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+            request.connection.close()
         request.close_connection = True
 
 
@@ -301,8 +310,9 @@ def test_a_file_of_several_shards_is_one_domain(hub, place, tokenizer, monkeypat
 # ---- Downloads that break
 
 
-def test_a_broken_download_goes_on_where_it_stopped(hub, place, tokenizer):
-    path = SMALL.format(0)
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_broken_download_goes_on_where_it_stopped(hub, place, tokenizer, reset):
+    path, hub.reset = SMALL.format(0), reset
     hub.broken[path] = 3
     prepare_named("climbmix", 1, tokenizer, workers=1)
     size = len(hub.files[NVIDIA, path])
@@ -314,8 +324,9 @@ def test_a_broken_download_goes_on_where_it_stopped(hub, place, tokenizer):
     assert read_back(place.out, "train") == behind_bos(documents(0))
 
 
-def test_a_server_without_ranges_gives_all_again(hub, place, tokenizer):
-    hub.ranges, hub.broken[SMALL.format(0)] = False, 1
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_server_without_ranges_gives_all_again(hub, place, tokenizer, reset):
+    hub.ranges, hub.broken[SMALL.format(0)], hub.reset = False, 1, reset
     prepare_named("climbmix", 1, tokenizer, workers=1)
     assert read_back(place.out, "train") == behind_bos(documents(0))
     hub.broken[SMALL.format(1)] = 10**6  # never more than half: it must end
