@@ -30,7 +30,9 @@ ROWS = {
     "loader": "littlelm_core.bench.text:loader",
     "generate": "littlelm_core.bench.models:generation",
     "muon": "littlelm_core.bench.optim:muon",
+    "fp8": "littlelm_core.bench.fp8:emulation",
     "minhash": "littlelm_core.bench.curation:minhash",
+    "heuristics": "littlelm_core.bench.curation:heuristics",
 }
 PEERS = ("torch", "transformers", "tokenizers", "tiktoken", "rustbpe", "numpy")
 

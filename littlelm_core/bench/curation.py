@@ -1,4 +1,4 @@
-"""Rows of the curation chapter: near duplicates beside datasketch."""
+"""Rows of the curation chapter: filters beside datatrove, MinHash beside datasketch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 
-from littlelm_core import corpus
+from littlelm_core import corpus, curation
 from littlelm_core.bench.measure import Row, against, rounds
 from littlelm_core.bench.peers import peer, version
-from littlelm_core.curation import MinHash, deduplicate
+from littlelm_core.curation import MinHash, deduplicate, normalize
 
 # ---- Near duplicates
 
@@ -107,3 +107,75 @@ def minhash(quick: bool = False) -> list[Row]:
 def _similarity(docs: list[str], pair: tuple[int, int]) -> float:
     a, b = (set(_shingles(docs[i])) for i in pair)
     return len(a & b) / len(a | b)
+
+
+# ---- Heuristics
+
+
+class _Words:
+    """Our words and sentences for datatrove: its own need spaCy, and far more time."""
+
+    def word_tokenize(self, text: str) -> list[str]:
+        return text.split()
+
+    def span_tokenize(self, text: str) -> list[tuple[int, int]]:
+        ends = [match.end() for match in curation._SENTENCE.finditer(text)]
+        ends += [len(text)] if not ends or ends[-1] < len(text) else []
+        return list(zip([0, *ends], ends, strict=False))
+
+
+def heuristics(quick: bool = False) -> list[Row]:
+    """Gopher's, C4's and FineWeb's rules on pages of the default corpus."""
+    peer("datatrove")
+    filters = peer("datatrove.pipeline.filters")
+    tokenizers = peer("datatrove.utils.word_tokenizers")
+    cut, document = peer("datatrove.utils.text"), peer("datatrove.data").Document
+    ours = [
+        curation.GopherQuality(), curation.GopherRepetition(),
+        curation.C4Quality(), curation.FineWebQuality(),
+    ]  # fmt: skip
+    theirs = [
+        filters.GopherQualityFilter(), filters.GopherRepetitionFilter(),
+        filters.C4QualityFilter(), filters.FineWebQualityFilter(),
+    ]  # fmt: skip
+    size, texts = 3_000, []  # characters of a page; many pages of prose, some of code
+    for domain in corpus.domains():
+        for whole in corpus.documents(domain, "train"):
+            clean = normalize(whole[: 20 * size])
+            texts += [clean[at : at + size] for at in range(0, len(clean), size)]
+    draw = np.random.default_rng(1)
+    texts = [texts[i] for i in draw.permutation(len(texts))[: 60 if quick else 1_500]]
+    found: dict[str, list[list[bool]]] = {}
+
+    def judge_ours() -> None:
+        found["ours"] = []
+        for text in map(curation.Page, texts):
+            found["ours"].append([drop(text) is None for drop in ours])
+
+    def judge_theirs() -> None:
+        found["theirs"] = []
+        for text in texts:
+            answers = [f.filter(document(text=text, id="0")) for f in theirs]
+            found["theirs"].append([answer is True for answer in answers])
+
+    before = tokenizers.load_word_tokenizer
+    tokenizers.load_word_tokenizer = lambda language: _Words()
+    try:
+        cut.split_into_parts.cache_clear()
+        contestants = {"ours": judge_ours, "theirs": judge_theirs}
+        seconds = rounds(contestants, 3 if quick else 5)
+    finally:
+        tokenizers.load_word_tokenizer = before
+        cut.split_into_parts.cache_clear()
+    if found["ours"] != found["theirs"]:
+        raise AssertionError("decisions differ: not the same work")
+    kept = np.array(found["ours"]).mean(axis=0)
+    said = ", ".join(f"{f.name} {k:.0%}" for f, k in zip(ours, kept, strict=True))
+    work = sum(len(text.encode()) for text in texts) / 1e6
+    return [
+        against(
+            "heuristics", version("datatrove"), seconds, work, "MB/s", 2.0,
+            note=f"{len(texts):,} pages, equal decisions; kept by {said}; both cut "
+            "words at white space",
+        )
+    ]  # fmt: skip
