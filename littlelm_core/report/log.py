@@ -7,7 +7,8 @@ train       one a step: tokens so far, loss (nats, weighted by tokens; null if
             skipped), lr of each group, grad_norm before clipping, tokens_per_second,
             mfu (null on a device whose peak is unknown), skipped_steps so far, seconds
             trained so far; where a mixture draws the rows, epochs: how often each
-            domain has been read
+            domain has been read; where the schedule sets them, momentum and
+            weight_decay of each group
 validation  domains: loss, bits_per_byte, tokens, bytes of each and "overall"; whole:
             whether that was all of the split
 sample      domain, prompt and the text that the model wrote
