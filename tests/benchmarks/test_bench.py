@@ -15,7 +15,7 @@ from littlelm_core.config import LittleLMError
 
 NEEDS = {
     "train": "transformers", "generate": "transformers", "bpe": "rustbpe",
-    "minhash": "datasketch",
+    "minhash": "datasketch", "heuristics": "datatrove",
 }  # fmt: skip
 
 
@@ -32,6 +32,15 @@ def test_a_row_runs_and_reports(what):
         assert row.bar is not None
         assert len(row.ratios) >= 3
         json.dumps(row.to_json())
+
+
+def test_the_memory_of_curate_is_measured():
+    memory, speed = bench.run("curate", quick=True)
+    assert 20 < memory.theirs < 5_000, "megabytes of a process that imports numpy"
+    assert 20 < memory.ours < 5_000
+    assert memory.ratio == pytest.approx(memory.theirs / memory.ours)
+    assert speed.ours > 0
+    assert "2 MB" in memory.note
 
 
 def test_the_file_says_where_it_was_measured(tmp_path, capsys):
