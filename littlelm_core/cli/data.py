@@ -62,7 +62,7 @@ def data_prepare(
     """
     from littlelm_core.config import ConfigError
     from littlelm_core.ingest import prepare
-    from littlelm_core.ingest.named import DATASETS
+    from littlelm_core.ingest.catalog import DATASETS
     from littlelm_core.tokenizer import Tokenizer
 
     if len(sources) == 1 and sources[0] in DATASETS and not Path(sources[0]).exists():
@@ -116,7 +116,8 @@ def _prepare_named(
     """Fetch a dataset that has a name and turn it into shards."""
     from littlelm_core.config import ConfigError
     from littlelm_core.corpus import data_folder
-    from littlelm_core.ingest.named import find_form, prepare_named
+    from littlelm_core.ingest.catalog import find_form
+    from littlelm_core.ingest.named import prepare_named
     from littlelm_core.tokenizer import Tokenizer
 
     kind = find_form(name, form)

@@ -3,22 +3,6 @@
 ClimbMix is stored as GPT-2 ids, the very ids that littlelm-3.8b trains on: they are
 checked, put behind a BOS and written as shards, and no text is made of them.
 
-What the repositories hold, as their cards and the tools of others that read them say
-(looked up in November 2026; nothing could be downloaded where this was written):
-
-climbmix ids       nvidia/Nemotron-ClimbMix (once nvidia/ClimbMix), climbmix_small/
-                   shard_0 … shard_99.tokenized.parquet, .3 to 1.1 GB each, columns
-                   cluster_id, tokens (GPT-2 ids) and token_count
-climbmix ids-full  the same repository, part_0 … part_99.tokenized.jsonl, about 20 GB
-                   each, the same three keys; all of the 400 billion tokens
-climbmix text      karpathy/climbmix-400b-shuffle, shard_00000 … shard_06542.parquet,
-                   about 88 MB each, column text: nanochat's shuffled copy
-fineweb-edu text   karpathy/fineweb-edu-100b-shuffle, shard_00000 … shard_01822.parquet,
-                   about 90 MB each, column text: nanochat's data before ClimbMix
-
-Sources: the card huggingface.co/datasets/nvidia/Nemotron-ClimbMix with its
-detokenize_climbmix.py; nanochat's nanochat/dataset.py (BASE_URL, MAX_SHARD).
-
 Validation is one file by name, the last one, of it the first VALIDATION_TOKENS tokens:
 the same for any number of shards. These texts repeat themselves, so training documents
 that equal a held-out one are left out and counted.
@@ -38,8 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from littlelm_core.config import ConfigError, DataError, nearest
+from littlelm_core.config import ConfigError, DataError
 from littlelm_core.corpus import data_folder
+from littlelm_core.ingest.catalog import DATASETS, Form, find_form
 from littlelm_core.ingest.download import (
     RemoteFile,
     Unreachable,
@@ -70,56 +55,6 @@ GPT2_IDS = 50_257
 VALIDATION_TOKENS = 40_000_000
 TEXTS_AT_ONCE = 512  # are encoded at once
 RECIPE = 1  # raise it when the same files would give other shards
-
-
-class Form(NamedTuple):
-    """One way in which a dataset can be had."""
-
-    repo: str
-    pattern: str  # of the files to train on, numbered from 0
-    files: int  # how many there are
-    validation: str  # the file that is held out
-    ids: bool  # stored ids, else text
-    shard_bytes: float  # at most, for each byte of a file; for the disk estimate
-
-
-class Dataset(NamedTuple):
-    """A dataset with a name; its first form is the default."""
-
-    licence: str
-    forms: dict[str, Form]
-
-
-_NVIDIA, _SMALL = (
-    "nvidia/Nemotron-ClimbMix",
-    "climbmix_small/shard_{}.tokenized.parquet",
-)
-_HELD_OUT, _PART = _SMALL.format(99), "part_{}.tokenized.jsonl"
-_SHARD, _KARPATHY = "shard_{:05d}.parquet", "karpathy/{}-shuffle"
-DATASETS = {
-    "climbmix": Dataset(
-        "ClimbMix: CC BY-NC 4.0, for research and development only "
-        "(https://huggingface.co/datasets/nvidia/Nemotron-ClimbMix)",
-        {
-            "ids": Form(_NVIDIA, _SMALL, 99, _HELD_OUT, True, 1.5),
-            "ids-full": Form(_NVIDIA, _PART, 100, _HELD_OUT, True, 0.5),
-            "text": Form(
-                _KARPATHY.format("climbmix-400b"), _SHARD, 6542,
-                _SHARD.format(6542), False, 1.6,
-            ),
-        },
-    ),
-    "fineweb-edu": Dataset(
-        "FineWeb-Edu: ODC-By 1.0, and Common Crawl's terms of use "
-        "(https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu)",
-        {
-            "text": Form(
-                _KARPATHY.format("fineweb-edu-100b"), _SHARD, 1822,
-                _SHARD.format(1822), False, 1.6,
-            ),
-        },
-    ),
-}  # fmt: skip
 
 
 # ---- One file to shards
@@ -320,16 +255,6 @@ def prepare_named(
                 f"cannot write {error.filename or out}: {error.strerror}: what is done "
                 "is kept, make room or give another folder and run it again"
             ) from error
-
-
-def find_form(name: str, form: str = "") -> Form:
-    """Return a form of a dataset, the first one for "". Raises ConfigError."""
-    if name not in DATASETS:
-        raise ConfigError(f"no dataset is called {name!r}{nearest(name, DATASETS)}")
-    forms = DATASETS[name].forms
-    if form and form not in forms:
-        raise ConfigError(f"no form {form!r} of {name}{nearest(form, forms)}")
-    return forms[form or next(iter(forms))]
 
 
 def _check_recipe(out: Path, recipe: dict[str, str]) -> None:

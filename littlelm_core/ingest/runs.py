@@ -20,7 +20,7 @@ from littlelm_core.config import (
     build,
     resolve,
 )
-from littlelm_core.ingest.named import DATASETS, find_form
+from littlelm_core.ingest.catalog import DATASETS, find_form
 from littlelm_core.ingest.write import (
     MANIFEST,
     MANIFEST_VERSION,

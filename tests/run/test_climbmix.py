@@ -30,8 +30,9 @@ from rich.console import Console
 from littlelm_core import cli
 from littlelm_core.config import ConfigError, DataError, load_run
 from littlelm_core.ingest import download, named, open_prepared, pool, prepare_run
+from littlelm_core.ingest.catalog import DATASETS
 from littlelm_core.ingest.ids import Ids, clean_ids
-from littlelm_core.ingest.named import DATASETS, prepare_named
+from littlelm_core.ingest.named import prepare_named
 from littlelm_core.ingest.read import Bad
 from littlelm_core.shards import Shard, domain_of
 from littlelm_core.tokenizer import Tokenizer
