@@ -31,7 +31,12 @@ from rich.console import Console
 from littlelm_core import __version__, curation
 from littlelm_core.config import DataError
 from littlelm_core.ingest import curate_dedup, curate_steps, curate_write
-from littlelm_core.ingest.curate_options import Examples, Options, filter_names
+from littlelm_core.ingest.curate_options import (
+    Examples,
+    Options,
+    describe,
+    filter_names,
+)
 from littlelm_core.ingest.curate_report import write_report
 from littlelm_core.ingest.find import CURATED, cut, find_parts
 from littlelm_core.ingest.pool import Pool, progress_bar
@@ -385,19 +390,3 @@ def _add_up(
         },
         "examples": examples.to_json(),
     }
-
-
-def _show_kept(
-    examples: dict[str, list[dict[str, Any]]],
-    documents: curate_dedup.Documents,
-    labels: list[str],
-    work: Path,
-    options: Options,
-) -> None:
-    """Put beside each example of a duplicate the text that stays instead."""
-    for reason in curate_write.REASONS:
-        for example in examples.get(reason, []):
-            place, number = documents.part_of(example.pop("kept"))
-            kept = curate_write.kept_record(work, labels[place], number)
-            key = options.text_key
-            example["kept"] = curate_steps.describe(kept, kept[key], key, "")

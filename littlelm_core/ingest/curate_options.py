@@ -100,10 +100,6 @@ class Examples:
         entry = (-digest, -self.number, {"hash": f"{digest:016x}", **make()})
         (heapq.heappush if len(held) < EXAMPLES else heapq.heapreplace)(held, entry)
 
-    def clear(self) -> None:
-        """Forget all examples."""
-        self.held.clear()
-
     def merge(self, other: dict[str, list[dict[str, Any]]]) -> None:
         """Take in the examples of a report."""
         for reason, found in other.items():
@@ -159,9 +155,13 @@ def text_hash(text: str) -> tuple[int, int]:
     return number & (2**64 - 1), number >> 64
 
 
-def describe(record: dict[str, Any], text: str, text_key: str, place: str) -> dict:
-    """Return an example as it stands in the report."""
+def describe(
+    record: dict[str, Any], text: str, text_key: str, place: str, start: int = 0
+) -> dict[str, Any]:
+    """Return an example as it stands in the report: its text from `start` on."""
     names = ("id", "url", "path", "title", "source")
     found = {n: record.get(n) for n in names if n != text_key}
     fields = {n: str(v)[:200] for n, v in found.items() if v is not None}
-    return {"place": place, "fields": fields, "text": text[:SHOWN], "length": len(text)}
+    shown = text[start : start + SHOWN]
+    whole = {"place": place, "fields": fields, "length": len(text)}
+    return whole | {"text": shown, "start": start}

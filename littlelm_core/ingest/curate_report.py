@@ -246,10 +246,12 @@ def _figure(example: dict[str, Any], title: str) -> str:
     facts += [example["place"]] if example["place"] else []
     facts += [f"{name} {value}" for name, value in example["fields"].items()]
     facts.append(f"{example['length']:,} characters")
-    more = "…" if example["length"] > len(example["text"]) else ""
+    end = example["start"] + len(example["text"])
+    more = "…" if example["length"] > end else ""
+    before = "…" if example["start"] else ""
     return (
         f"<figure><figcaption>{_text(' · '.join(facts))}</figcaption>"
-        f"<pre>{_text(example['text'])}{more}</pre></figure>"
+        f"<pre>{before}{_text(example['text'])}{more}</pre></figure>"
     )
 
 
@@ -301,5 +303,6 @@ figcaption,li{overflow-wrap:anywhere}
 .wide td{white-space:nowrap}
 .wide td:first-child{white-space:normal;min-width:8.5rem}
 .wide td:nth-child(2):last-child{white-space:normal;overflow-wrap:anywhere}
-@media(max-width:34rem){.meter{display:none}}
+@media(max-width:34rem){.meter{display:none}.wide table{font-size:.84rem}
+.wide td,.wide th{padding-right:.45rem}.wide td:first-child{min-width:7rem}}
 """

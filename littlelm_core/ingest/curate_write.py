@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from littlelm_core.ingest.curate_dedup import DOC, EXACT, KEPT
+from littlelm_core.ingest.curate_dedup import DOC, EXACT, KEPT, Documents
 from littlelm_core.ingest.curate_options import FORMATS, Options, Removed, describe
 from littlelm_core.ingest.read import Part, raw_lines
 from littlelm_core.ingest.write import write_json
@@ -24,6 +24,7 @@ from littlelm_core.shards import atomic_file
 
 REASONS = ("duplicates: near", "duplicates: exact")
 ENDINGS = tuple(f".{name}" for name in FORMATS)
+BEFORE = 150  # characters shown before two near duplicates differ
 LEVEL = 6  # of compression: slower ones gain little on text
 ROWS = 1_000  # read at once for a parquet file
 GROUP_CHARACTERS = 16_000_000  # of text in one row group
@@ -49,8 +50,11 @@ def write(
     root = _slice(work / "clusters" / "root.bin", "<u8", first, len(docs))
     lines, removed = work / f"{label}.lines.zst", Removed()
     for number in np.flatnonzero(kind != KEPT).tolist():
-        removed.count(REASONS[int(kind[number] == EXACT)], int(docs["size"][number]))
-    _examples(lines, docs, kind, root, options, removed)
+        reason = REASONS[int(kind[number] == EXACT)]
+        removed.count(reason, int(docs["size"][number]))
+        pair = {"number": first + number, "kept": int(root[number])}
+        digest = int(docs["hash"][number, 0])
+        removed.examples.add(reason, digest, lambda pair=pair: pair)
     kept = kind == KEPT
     report = {
         "key": key,
@@ -90,37 +94,7 @@ def fingerprint(path: Path) -> str:
         ).hexdigest()
 
 
-def _examples(
-    lines: Path,
-    docs: np.ndarray,
-    kind: np.ndarray,
-    root: np.ndarray,
-    options: Options,
-    removed: Removed,
-) -> None:
-    """Choose examples of duplicates by their hashes; only these lines are parsed."""
-    chosen: dict[int, str] = {}
-    for reason in REASONS:
-        exact = reason == REASONS[1]
-        numbers = np.flatnonzero((kind != KEPT) & ((kind == EXACT) == exact))
-        digests = docs["hash"][numbers, 0]
-        for number, digest in zip(numbers.tolist(), digests.tolist(), strict=True):
-            removed.examples.add(reason, digest, lambda n=number: {"number": n})
-        held = removed.examples.to_json().get(reason, [])
-        chosen.update((example["number"], reason) for example in held)
-    if not chosen:
-        return
-    removed.examples.clear()
-    for number, line in enumerate(raw_lines(lines)):
-        if number in chosen:
-            record = json.loads(line)
-            shown = describe(record, record[options.text_key], options.text_key, "")
-            shown["kept"] = int(root[number])
-            digest = int(docs["hash"][number, 0])
-            removed.examples.add(chosen[number], digest, lambda s=shown: s)
-
-
-def kept_record(work: Path, label: str, number: int) -> dict[str, Any]:
+def record_of(work: Path, label: str, number: int) -> dict[str, Any]:
     """Return one document of a part, by its number there."""
     return json.loads(
         next(islice(raw_lines(work / f"{label}.lines.zst"), number, None))
@@ -140,6 +114,28 @@ def written(
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return report if good else None
+
+
+def show_pairs(
+    examples: dict[str, list[dict[str, Any]]],
+    documents: Documents,
+    labels: list[str],
+    work: Path,
+    options: Options,
+) -> None:
+    """Put beside each duplicate the text that stays, from where they differ."""
+    for reason in REASONS:
+        for example in examples.get(reason, []):
+            pair = []
+            for number in (example.pop("number"), example.pop("kept")):
+                place, line = documents.part_of(number)
+                pair.append(record_of(work, labels[place], line))
+            dropped, kept = (record[options.text_key] for record in pair)
+            both = enumerate(zip(dropped, kept, strict=False))
+            start = next((i for i, (a, b) in both if a != b), 0)
+            start = max(start - BEFORE, 0)
+            example |= describe(pair[0], dropped, options.text_key, "", start)
+            example["kept"] = describe(pair[1], kept, options.text_key, "", start)
 
 
 # ---- JSON lines
