@@ -133,6 +133,17 @@ def test_a_cluster_is_what_pairs_connect(part):
         assert report.clusters == {0: [0, 1, 2]}
 
 
+def test_the_middle_connects_two_that_stood_before_it(part):
+    draw, docs = random.Random(11), []
+    for _ in range(12):  # so alike that all three meet in nearly every band
+        middle = text(draw, 1000)
+        right = " ".join(draw_words(draw, 4) + middle.split()[4:])
+        docs += [changed(draw, middle, 4), right, middle]
+    assert jaccard(docs[0], docs[1]) < 0.988 < jaccard(docs[0], docs[2])
+    kept, _ = run(part, docs, threshold=0.988)
+    assert kept == list(range(0, 36, 3)), "left and right stayed apart"
+
+
 def test_the_order_changes_only_who_is_first(part):
     draw = random.Random(7)
     docs = []

@@ -80,6 +80,7 @@ def test_normalize_gives_one_spelling(part):
         ("a\u200bb\ufeffc\u00add\x00e\x7ff", "abcdef"),
         ("a  \t\nb", "a\nb"),
         ("a\n\n\n \n\nb", "a\n\nb"),
+        ("a\n\n\nb\n\nc", "a\n\nb\n\nc"),
         ("\n\na\n", "a"),
         ("    if x:\n\ty()", "    if x:\n\ty()"),  # indentation means something
         ("\ud800x", "\ufffdx"),

@@ -90,6 +90,10 @@ def test_a_score_is_of_one_text(part):
     assert model.scores(["THE river, bends"]) == model.scores(["the River\nbends"])
     assert np.isfinite(together).all()
     assert model.scores([]).shape == (0,)
+    model.bias = 2.0
+    assert model.scores([""])[0] == pytest.approx(1 / (1 + np.exp(-2))), (
+        "a text without words scores the bias"
+    )
 
 
 def test_length_does_not_decide(part):

@@ -306,6 +306,20 @@ def test_clusters_have_their_lowest_member_as_root():
         assert clusters.find(i) == min(plain.get(i, {i}))
 
 
+def test_one_band_connects_all_that_meet_in_it():
+    draw, docs = random.Random(7), []
+    for _ in range(30):  # two that are unlike, and then the one between
+        words = [str(draw.getrandbits(40)) for _ in range(1000)]
+        docs += [" ".join(words[:-4]), " ".join(words[4:]), " ".join(words)]
+    one_band = MinHash(permutations=4, bands=1)
+    kept, report = deduplicate(docs, 0.9945, one_band)
+    keys = one_band.band_keys(one_band.signatures(docs))[:, 0].reshape(-1, 3)
+    together = (keys == keys[:, :1]).all(1)
+    assert together.sum() > 20
+    for k in together.nonzero()[0].tolist():
+        assert report.clusters.get(3 * k) == [3 * k, 3 * k + 1, 3 * k + 2]
+
+
 def test_items_too_short_are_listed():
     finder = Decontaminator(["a b c", "", "a b c d e f g h", "?!"])
     assert finder.too_short == [0, 1, 3]
