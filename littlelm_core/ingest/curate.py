@@ -31,12 +31,7 @@ from rich.console import Console
 from littlelm_core import __version__, curation
 from littlelm_core.config import DataError
 from littlelm_core.ingest import curate_dedup, curate_steps, curate_write
-from littlelm_core.ingest.curate_options import (
-    Examples,
-    Options,
-    describe,
-    filter_names,
-)
+from littlelm_core.ingest.curate_options import Examples, Options, filter_names
 from littlelm_core.ingest.curate_report import write_report
 from littlelm_core.ingest.find import CURATED, cut, find_parts
 from littlelm_core.ingest.pool import Pool, progress_bar
@@ -300,7 +295,7 @@ class Plan:
         clusters = curate_dedup.open_clusters(self.work / "clusters")
         report = _add_up(self.sifted(), results, clusters)
         labels = [label for _, label, *_ in self.jobs]
-        _show_kept(
+        curate_write.show_pairs(
             report["examples"], self.documents(), labels, self.work, self.options
         )
         report["options"] = asdict(self.options)
