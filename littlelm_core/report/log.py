@@ -2,7 +2,8 @@
 
 Every record has an "event" and the "step" after which it was written:
 
-start       versions, device, parameters by role, groups, parts and their source hashes
+start       versions, device, parameters by role, groups, parts and their source hashes;
+            conversion: what an FP8 precision converted, and why not the rest
 train       one a step: tokens so far, loss (nats, weighted by tokens; null if
             skipped), lr of each group, grad_norm before clipping, tokens_per_second,
             mfu (null on a device whose peak is unknown), skipped_steps so far, seconds
@@ -18,6 +19,7 @@ end         status "finished", "interrupted" or "failed", and then the error
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import errno
 import hashlib
@@ -162,6 +164,7 @@ def start_facts(trainer: Any) -> dict[str, Any]:
         "processes": trainer.world.size,
         "precision": getattr(trainer.precision, "dtype", None),
         "compile": getattr(trainer.precision, "compile", None),
+        "conversion": _conversion(trainer),
         "parameters": {g["name"]: g["parameters"] for g in groups}
         | {"total": sum(g["parameters"] for g in groups)},
         "groups": groups,
@@ -174,6 +177,14 @@ def start_facts(trainer: Any) -> dict[str, Any]:
         "data": str(trainer.data.folder),
         "parts": trainer.parts,
     }
+
+
+def _conversion(trainer: Any) -> dict[str, Any] | None:
+    """Return what the precision converted and what not; None if it converts nothing."""
+    report = getattr(trainer.precision, "report", None)
+    if not dataclasses.is_dataclass(report):
+        return None
+    return {"text": str(report), **dataclasses.asdict(report)}
 
 
 def part_sources(run: RunConfig) -> dict[str, dict[str, str | None]]:

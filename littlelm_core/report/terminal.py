@@ -93,6 +93,8 @@ class Progress:
         steps = self.total - self.done
         tokens = facts["tokens_per_step"]
         self.say(f"run {run.name} on {where}, {facts['precision']}{compiled}")
+        if conversion := facts.get("conversion"):
+            self.say(conversion["text"])
         self.say(table(rows))
         self.say(
             f"a step: {tokens:,} tokens = {facts['rows']} rows x {facts['context']} x "

@@ -9,6 +9,18 @@ import pytest
 import torch
 
 from littlelm_core.attention import Attention, rope_table
+from littlelm_core.config import ConfigError
+from littlelm_core.fp8 import (
+    E4M3,
+    E5M2,
+    Float8,
+    Operand,
+    convert_to_fp8,
+    emulated_product,
+    multiplies_fp8,
+    quantize,
+    scaled_product,
+)
 from littlelm_core.generate import generate
 from littlelm_core.model import LanguageModel, ModelConfig, linear_cross_entropy
 
@@ -104,3 +116,71 @@ def test_the_compiled_bf16_loss_is_near_the_plain_one():
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
     # bf16 has 8 bits of precision; a mean over 96 targets is well inside 2 %.
     torch.testing.assert_close(compiled.detach(), plain, rtol=0.02, atol=0.0)
+
+
+def needs_fp8():
+    """Skip where the device has no FP8 products (the CPU checks the tests alone)."""
+    if DEVICE == "cuda" and not multiplies_fp8(torch.device(DEVICE)):
+        pytest.skip("no FP8 products: compute capability below 8.9")
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row"])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_fp8_products_equal_the_emulated_ones(scaling, dtype):
+    needs_fp8()
+    torch.manual_seed(5)
+    a, b = torch.randn(64, 96), torch.randn(48, 96)
+    a[3] = 0.0
+    ours = Operand(*quantize(a, dtype, scaling)), Operand(*quantize(b, E4M3, scaling))
+    on_gpu = [
+        Operand(*quantize(x.to(DEVICE), kind, scaling))
+        for x, kind in ((a, dtype), (b, E4M3))
+    ]
+    for there, here in zip(on_gpu, ours, strict=True):
+        torch.testing.assert_close(there.scale.cpu(), here.scale, rtol=1e-6, atol=0)
+        same = there.q.cpu().view(torch.uint8) == here.q.view(torch.uint8)
+        assert same.float().mean() > 0.999  # a scale's last bit may move a tie
+    wanted = emulated_product(*ours, torch.bfloat16).float()
+    for fast_sums in (False, True):
+        got = scaled_product(*on_gpu, torch.bfloat16, fast_sums).float().cpu()
+        # bf16 outputs, and Hopper's sums of about 14 bits.
+        torch.testing.assert_close(got, wanted, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fp8_training_is_near_the_emulated_one(recipe, compiled):
+    needs_fp8()
+    torch.manual_seed(6)
+    ids_BT, targets_BT = torch.randint(130, (2, 2, 48))
+    losses, gradients = [], []
+    for device in ("cpu", DEVICE):
+        model = small_model().to(device)
+        part = Float8("bf16", compile=compiled and device != "cpu", recipe=recipe)
+        loss = part.prepare(model, torch.device(device))
+        with part.context():
+            value = loss(ids_BT.to(device), targets_BT.to(device))
+        value.backward()
+        losses.append(value.detach().cpu())
+        gradients.append({n: p.grad.cpu() for n, p in model.named_parameters()})
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0)
+    for name, wanted in gradients[0].items():
+        cosine = torch.cosine_similarity(
+            gradients[1][name].flatten(), wanted.flatten(), dim=0
+        )
+        assert cosine > 0.97, f"{name}: {cosine:.3f}"
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "mxfp8"])
+def test_fp8_by_torchao(recipe):
+    pytest.importorskip("torchao")
+    needs_fp8()
+    model = small_model().to(DEVICE).bfloat16()
+    try:
+        report = convert_to_fp8(model, recipe, engine="torchao")
+    except ConfigError as error:
+        pytest.skip(str(error))
+    assert report.converted
+    ids_BT, targets_BT = torch.randint(130, (2, 2, 48), device=DEVICE)
+    torch.compile(model.loss)(ids_BT[:, :32], targets_BT[:, :32]).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
