@@ -312,7 +312,7 @@ def test_one_band_connects_all_that_meet_in_it():
         words = [str(draw.getrandbits(40)) for _ in range(1000)]
         docs += [" ".join(words[:-4]), " ".join(words[4:]), " ".join(words)]
     one_band = MinHash(permutations=4, bands=1)
-    kept, report = deduplicate(docs, 0.9945, one_band)
+    _, report = deduplicate(docs, 0.9945, one_band)
     keys = one_band.band_keys(one_band.signatures(docs))[:, 0].reshape(-1, 3)
     together = (keys == keys[:, :1]).all(1)
     assert together.sum() > 20
