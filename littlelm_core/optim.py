@@ -52,13 +52,14 @@ __all__ = [
 # ---- Singular values to one
 
 Triple = tuple[float, float, float]
-
 # What the Frobenius norm is multiplied by before dividing (a margin for bf16), and
 # a, b, c of each round; the last triple stands for all that follow.
 COEFFICIENTS: dict[str, tuple[float, tuple[Triple, ...]]] = {
-    # Keller Jordan et al. 2024: the steepest start, values end between 0.68 and 1.14.
+    # Jordan et al. 2024: the steepest start. Values above 0.01 of the norm end between
+    # 0.68 and 1.14.
     "quintic": (1.0, ((3.4445, -4.7750, 2.0315),)),
-    # Amsel et al., 2505.16932: the best polynomial for each round, for bf16.
+    # Amsel et al., 2505.16932: the best polynomial for each round. Values above 0.001
+    # of the norm end between 0.85 and 1.14.
     "polar_express": (
         1.01,
         (
@@ -70,7 +71,6 @@ COEFFICIENTS: dict[str, tuple[float, tuple[Triple, ...]]] = {
         ),
     ),
 }
-PANEL = 192  # rows of a symmetric product that a CPU multiplies at once
 
 
 def rounds(
@@ -111,6 +111,9 @@ def working_dtype(g: Tensor, dtype: str = "auto") -> torch.dtype:
     if dtype == "bf16":
         return torch.bfloat16
     return torch.promote_types(g.dtype, torch.float32)
+
+
+PANEL = 192  # rows of a symmetric product that a CPU multiplies at once
 
 
 def times_transpose(
@@ -175,6 +178,50 @@ def newton_schulz(
     return (x.mT if tall else x).to(g.dtype)
 
 
+# ---- How long is a step?
+
+SCALES: dict[str, Callable[[int, int], float]] = {
+    # Jordan et al.: as if a tall matrix were several square ones.
+    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    # Liu et al., 2502.16982: the size of AdamW's updates, so that its rates carry over.
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+}
+
+
+# ---- Decay, and the rows
+
+
+def decay(
+    weight: Tensor, amount: float, update: Tensor, cautious: bool = False
+) -> None:
+    """Shrink a weight by the share `amount`; cautiously: where the update does too."""
+    if amount and cautious:
+        weight.addcmul_(weight, (weight * update >= 0).to(weight.dtype), value=-amount)
+    elif amount:
+        weight.mul_(1 - amount)
+
+
+ROW_BETA = 0.95  # NorMuon's memory (Li et al., 2510.05491)
+
+
+def even_rows(update: Tensor, state: dict[str, Any]) -> Tensor:
+    """Return the update with rows of equal size over time and the same norm (NorMuon).
+
+    state: holds "row_square", the running mean square of each row.
+    """
+    update = wide(update)
+    square = update.square().mean(-1, keepdim=True)
+    if "row_square" not in state:
+        state["row_square"] = torch.zeros_like(square)
+    state["row_square"].lerp_(square, 1 - ROW_BETA)
+    tiny = torch.finfo(update.dtype).tiny
+    even = update / state["row_square"].sqrt().clamp(min=tiny)
+    before, after = (
+        torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) for x in (update, even)
+    )
+    return even * (before / after.clamp(min=tiny))
+
+
 # ---- Weights in bf16
 
 
@@ -207,13 +254,6 @@ def write_back(p: Tensor, value: Tensor, noise: torch.Generator | None = None) -
 
 # ---- The optimizer
 
-SCALES: dict[str, Callable[[int, int], float]] = {
-    # Jordan et al.: as if a tall matrix were several square ones.
-    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
-    # Liu et al., 2502.16982: the size of AdamW's updates, so that its rates carry over.
-    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
-}
-ROW_BETA = 0.95  # NorMuon's memory (Li et al., 2510.05491)
 # Elements that one stacked call may have. On a CPU a matrix product of some size
 # keeps the core busy alone, and stacking only adds copies.
 STACKED = {"cpu": 1 << 16, "cuda": 1 << 26}
@@ -235,16 +275,6 @@ def stacks(params: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         most = STACKED.get(device.type, STACKED["cuda"]) // max(shape.numel(), 1)
         size = max(most, 1) if len(shape) == 2 else 1
         yield from (same[i : i + size] for i in range(0, len(same), size))
-
-
-def decay(
-    weight: Tensor, amount: float, update: Tensor, cautious: bool = False
-) -> None:
-    """Shrink a weight by the share `amount`; cautiously: where the update does too."""
-    if amount and cautious:
-        weight.addcmul_(weight, (weight * update >= 0).to(weight.dtype), value=-amount)
-    elif amount:
-        weight.mul_(1 - amount)
 
 
 class Muon(torch.optim.Optimizer):
@@ -376,24 +406,6 @@ class Muon(torch.optim.Optimizer):
         for p, i in zip(params, saved, strict=True):
             for key, value in state_dict["state"].get(i, {}).items():
                 self.state[p][key] = value.to(p.device, copy=True)
-
-
-def even_rows(update: Tensor, state: dict[str, Any]) -> Tensor:
-    """Return the update with rows of equal size over time and the same norm (NorMuon).
-
-    state: holds "row_square", the running mean square of each row.
-    """
-    update = wide(update)
-    square = update.square().mean(-1, keepdim=True)
-    if "row_square" not in state:
-        state["row_square"] = torch.zeros_like(square)
-    state["row_square"].lerp_(square, 1 - ROW_BETA)
-    tiny = torch.finfo(update.dtype).tiny
-    even = update / state["row_square"].sqrt().clamp(min=tiny)
-    before, after = (
-        torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) for x in (update, even)
-    )
-    return even * (before / after.clamp(min=tiny))
 
 
 # ---- One optimizer for a whole model
