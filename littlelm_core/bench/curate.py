@@ -23,7 +23,7 @@ from littlelm_core.config import LittleLMError
 
 PAGE = 3_000  # characters
 WORKERS = 2
-OPTIONS = ("--filters", "gopher_quality,gopher_repetition", "--workers", str(WORKERS))
+OPTIONS = ("--filters", "gopher_quality", "--workers", str(WORKERS))
 
 
 def noisy_pages(size: int, seed: int = 1) -> Iterator[bytes]:
@@ -75,7 +75,8 @@ def curate(quick: bool = False) -> list[Row]:
     note = (
         f"{read / 1e6:,.0f} MB, {manifest['read']['documents']:,} documents, "
         f"{manifest['kept']['documents']:,} kept, largest cluster {max(sizes):,}; "
-        f"{WORKERS} workers, {seconds:,.0f} s; temporary files {disk / 1e6:,.0f} MB"
+        f"{WORKERS} workers, {seconds:,.0f} s; temporary files {disk / 1e6:,.0f} MB; "
+        f"options {' '.join(OPTIONS)}"
     )
     return [
         Row(
