@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from littlelm_core.bench import commit
+from littlelm_core.bench import commit, heap
 from littlelm_core.config import DataError, LittleLMError, RunConfig
 from littlelm_core.ingest import Prepared, prepare_run
 from littlelm_core.ingest.write import write_json
@@ -67,7 +67,8 @@ class Arm:
     """One recipe. table: a run without name, run_dir, seed and optimizer.lr.
 
     rates: the grid of peak rates, ascending, a constant factor apart; a single rate is
-    taken as it is, without a sweep. excerpts: of the validation split, a domain.
+    taken as it is, without a sweep. excerpts: of the validation split, a domain. text:
+    "" for what the run names, else one of `heap.KINDS`.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Arm:
     rates: tuple[float, ...]
     excerpts: int = 24
     excerpt_tokens: int = 1024
+    text: str = ""
 
     def run(self, rate: float, seed: int) -> RunConfig:
         """Return the whole run. Raises ConfigError, or ValueError from pydantic."""
@@ -97,7 +99,8 @@ class Job:
     def key(self) -> str:
         """Sixteen hex digits of all that decides the result but code and corpus."""
         arm = self.arm
-        what = arm.table, self.rate, self.seed, arm.excerpts, arm.excerpt_tokens
+        what = [arm.table, self.rate, self.seed, arm.excerpts, arm.excerpt_tokens]
+        what += [arm.text, heap.RECIPE] if arm.text else []
         text = json.dumps(what, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -190,6 +193,11 @@ def evaluate(loop: Loop, arm: Arm) -> dict[str, dict[str, float]]:
     return found
 
 
+def prepare(arm: Arm, run: RunConfig) -> Prepared:
+    """Return the data of an arm's run."""
+    return heap.prepare(arm.text, run) if arm.text else prepare_run(run)
+
+
 def measure(job: Job, data: Prepared | None = None) -> dict[str, Any]:
     """Train one run and score it; return its record, plain values alone.
 
@@ -199,7 +207,7 @@ def measure(job: Job, data: Prepared | None = None) -> dict[str, Any]:
     torch.set_num_threads(1)
     code, made_by = sources(), commit()
     run = job.arm.run(job.rate, job.seed)
-    loop = Loop(run, data or prepare_run(run))
+    loop = Loop(run, data or prepare(job.arm, run))
     losses: list[float] = []
     record: dict[str, Any] = {
         "arm": job.arm.name, "rate": job.rate, "seed": job.seed, "error": None,
@@ -246,7 +254,7 @@ def step_costs(
     loops = {}
     for name, arm in tried.items():
         run = arm.run(arm.rates[0], SWEEP_SEED)
-        loops[name] = Loop(run, prepare_run(run))
+        loops[name] = Loop(run, prepare(arm, run))
     taken: dict[str, list[float]] = {name: [] for name in loops}
     for number in range(rounds + 1):
         for name, loop in loops.items():

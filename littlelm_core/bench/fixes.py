@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from littlelm_core import corpus
+from littlelm_core.bench import heap
 from littlelm_core.bench.ablate import (
     SWEEP_SEED,
     Arm,
@@ -99,7 +100,10 @@ def _apply(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, An
 
 def arms(mixture: Mapping[str, float] | None = None, quick: bool = False) -> list[Arm]:
     """Return every arm: the failed recipe at its own rate and at its best one, the
-    ladder, and each fix alone. The first rung and the schedule alone are one arm."""
+    ladder, each fix alone, and the failed recipe on a heap before and after curation.
+
+    The first rung and the schedule alone are one arm. quick: tiny ones, without heap.
+    """
     changes = fixes(mixture)
     base, sizes, rates = BASELINE, {}, RATES
     if quick:
@@ -113,10 +117,16 @@ def arms(mixture: Mapping[str, float] | None = None, quick: bool = False) -> lis
     for number, fix in enumerate(changes):
         if number:
             tables[f"ladder-{fix}"] = _apply(base, *so_far[: number + 1])
-    return [
+    found = [
         Arm(name, ablations.LABELS[name], t, _rates_of(name, rates), **sizes)
         for name, t in tables.items()
     ]
+    if not quick:
+        found += [
+            Arm(kind, ablations.LABELS[kind], base, rates, text=kind)
+            for kind in heap.KINDS
+        ]
+    return found
 
 
 _QUICK = {
@@ -140,30 +150,28 @@ def known_mixture(folder: Path) -> dict[str, float] | None:
     return None
 
 
-def curated() -> dict[str, dict[str, int]] | None:
-    """Return, by domain, how many training documents there are and how many are kept
-    when duplicates go; None without chapter 11's module.
-
-    The third fix was better text as much as better proportions. The default corpus has
-    next to no duplicates, and rules made for web pages do not fit code or verse: there
-    is nothing to curate, and the fix is the mixture alone. These numbers say so.
+def curation(base: Arm) -> dict[str, Any]:
+    """Return counts of documents, by domain: duplicates in the default corpus (there
+    are next to none, so that the ladder's third fix is the mixture alone), and what the
+    heap is made of, before curation and after it.
     """
-    if importlib.util.find_spec("littlelm_core.curation") is None:
-        return None
     from littlelm_core.curation import deduplicate
 
-    found = {}
+    own = {}
     for domain in corpus.domains():
         documents = list(corpus.documents(domain, "train"))
         kept, _ = deduplicate(documents)
-        found[domain] = {"documents": len(documents), "kept": len(kept)}
-    return found
+        own[domain] = {"documents": len(documents), "kept": len(kept)}
+    run = base.run(base.rates[0], SWEEP_SEED)
+    return {"corpus": own, "heap": heap.prepare("heap", run).manifest["heap"]}
 
 
 def obstacle(arm: Arm, mixture: Mapping[str, float] | None) -> str | None:
     """Return in one line why an arm cannot be trained, or None."""
     if arm.table.get("mixture") and not mixture:
         return "the weights are missing: littlelm bench mixture finds them"
+    if arm.text and importlib.util.find_spec("littlelm_core.curation") is None:
+        return "chapter 11's module is missing"
     try:
         for kind, part in arm.run(arm.rates[0], SWEEP_SEED).parts():
             check_part(kind, part)
@@ -266,7 +274,8 @@ def _time_steps(store: Store, everything: list[Arm], quick: bool, out: Console) 
     with out.status("timing the steps of all arms, in turns"):
         sizes = {"rounds": 2, "steps": 1} if quick else {}
         store.table["cost"] = step_costs(tried, "baseline", **sizes)
-        store.table["curated"] = curated()
+    if arm := tried.get("curated"):
+        store.table["curation"] = curation(arm)
 
 
 def _is_sweep(job: Job) -> bool:

@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from littlelm_core.bench import ablate, fixes
+from littlelm_core import corpus
+from littlelm_core.bench import ablate, fixes, heap
 from littlelm_core.bench.ablate import SWEEP_SEED, Arm, Job, next_jobs
 from littlelm_core.cli import app
 from littlelm_core.config import LittleLMError
@@ -97,6 +98,37 @@ def test_every_context_is_scored_on_the_same_targets():
         assert (inputs[:, 0] == 99).all()
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert ids[0, 0] == 0  # the batch itself is left as it was
+
+
+def test_a_heap_is_half_good_and_curation_finds_the_half():
+    texts = [
+        " ".join(f"w{n * 31 % 97} of" for n in range(k, k + 200)) for k in range(60)
+    ]
+    pages = heap.heap("docs", texts)
+    assert pages == heap.heap("docs", texts)
+    sizes = {sort: sum(len(t) for s, t in pages if s == sort)
+             for sort in ("good", "mirror", "junk")}  # fmt: skip
+    assert sizes["good"] == sum(map(len, texts))
+    for sort in ("mirror", "junk"):
+        assert sizes[sort] == pytest.approx(sizes["good"] / 2, rel=0.1)
+    assert [t for s, t in pages if s == "good"] != texts  # shuffled
+
+
+def test_curation_of_a_heap_keeps_one_of_each():
+    docs = list(corpus.documents("docs", "train"))[:150]
+    pages = heap.heap("docs", docs)
+    kept = [pages[i] for i in heap.curate(pages)]
+    counts = {s: sum(k == s for k, _ in kept) for s in ("good", "mirror", "junk")}
+    assert counts["junk"] == 0
+    assert counts["mirror"] <= heap.MIRRORED
+    assert 150 - heap.MIRRORED - 3 <= counts["good"] + counts["mirror"] <= 150
+
+
+def test_an_arm_on_other_text_is_another_run():
+    arms = {arm.name: arm for arm in fixes.arms(WEIGHTS)}
+    keys = {Job(arms[n], 4e-3, 1).key for n in ("baseline", "heap", "curated")}
+    assert len(keys) == 3
+    assert arms["heap"].table == arms["curated"].table == arms["baseline"].table
 
 
 # ---- Which rate, which seeds
