@@ -93,6 +93,7 @@ def test_everything_read_is_kept_or_counted(tmp_path):
     records = corpus(count=80)
     records[3]["text"] = "the menu of the day and of the night\n" * 20
     records[5]["text"] = "short"
+    records[7]["text"] += " Größe."
     text = lines(records[:40]) + "no json\n" + '{"id": 7}\n' + lines(records[40:])
     (tmp_path / "in.jsonl").write_text(text + '{"text": "  "}\n')
     manifest = curate([tmp_path / "in.jsonl"], tmp_path / "out", workers=1)
@@ -129,14 +130,14 @@ def test_duplicates_are_those_of_the_whole_input_at_once(tmp_path, seed, monkeyp
     """Over files, parts, chunks and buckets: as `deduplicate` on one list."""
     monkeypatch.setattr(curate_dedup, "BUCKET_BYTES", 500)
     monkeypatch.setattr(curate_dedup, "CHUNK", 7)
-    monkeypatch.setattr(curate_steps, "BATCH_CHARACTERS", 3000)
+    monkeypatch.setattr(curate_steps, "BATCH_CHARACTERS", 1000)
     records = corpus(seed, 120, near=0.5, words=60)
     records += [{"id": 200 + i, "text": t} for i, t in enumerate(["a b", "a c", "a b"])]
     sources = [
         write_lines(tmp_path / f"{name}.jsonl", records[at : at + 41])
         for name, at in (("a", 0), ("b", 41), ("c", 82))
     ]
-    manifest = curate(sources, tmp_path / "out", NONE, 1, part_bytes=2500)
+    manifest = curate(sources, tmp_path / "out", NONE, 1, part_bytes=8000)
     assert len(manifest["parts"]) > 5
     texts = [curation.normalize(r["text"]) for r in records]
     kept, report = curation.deduplicate(texts)
@@ -451,16 +452,18 @@ def test_odd_records_come_through(tmp_path):
 def test_prepare_reads_what_curate_writes(tmp_path):
     sources = sources_of_three(tmp_path)
     tokenizer = Tokenizer(train_bpe(["a record of the text "] * 20, 270))
-    for form in ("jsonl.zst", "parquet"):
+    for form in ("jsonl.zst", "jsonl.gz", "parquet"):
         out = tmp_path / form
         curated = curate(sources, out, Options(format=form), 1, part_bytes=9000)
+        assert all(part["name"].endswith(f".{form}") for part in curated["parts"])
+        if form == "jsonl.gz":  # else the same text has other bytes a second later
+            packed = [(out / part["name"]).read_bytes() for part in curated["parts"]]
+            assert {head[3:8] for head in packed} == {bytes(5)}, "a name or a time"
         manifest = ingest.prepare([out], tmp_path / f"p-{form}", tokenizer, 1)
         assert sorted(manifest["domains"]) == ["books", "web"]
-        counts = [
-            sum(ingest.total(manifest, split)["documents"] for split in ("train",))
-            + ingest.total(manifest, "validation")["documents"]
-        ]
-        assert counts == [curated["kept"]["documents"]]
+        splits = ("train", "validation")
+        counts = [ingest.total(manifest, split)["documents"] for split in splits]
+        assert sum(counts) == curated["kept"]["documents"]
         assert manifest["bad_records"]["total"] == 0
 
 
