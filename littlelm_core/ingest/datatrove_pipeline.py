@@ -3,7 +3,7 @@
 datatrove (pip install 'littlelm[curate]') brings executors for one machine, Slurm and
 Ray, which start tasks, repeat the failed ones and keep their logs. The blocks here are
 ours, so the output is that of `littlelm data curate`, byte for byte. The machines share
-a file system, on which the sources and OUT lie under the same paths.
+a file system, on which the sources and OUT have the same absolute paths.
 
     from functools import partial
     from datatrove.executor import SlurmPipelineExecutor
@@ -160,7 +160,7 @@ def executors(
     datatrove.executor with its other arguments bound. workers: processes of the stage
     that finds duplicates. Raises DataError as `curate`.
     """
-    out = Path(out)
+    out = Path(out).absolute()  # a task may start in another folder
     plan, last = make_plan(sources, out, options or Options(), part_bytes), None
     for name, pipeline, count in stages(plan, tasks, workers):
         # The key is in the name: tasks of other sources or options do not count.
