@@ -134,11 +134,13 @@ def test_one_of_many_moves_as_it_would_alone(part):
 
 def test_a_stack_is_a_batch_of_matrices(part):
     for rows, columns in (LIE, STAND):
-        (stack,) = weights((3, rows, columns))
+        stack, second = weights((3, rows, columns), (3, rows, columns))
         each = [torch.nn.Parameter(m.detach().clone()) for m in stack]
         for name in ("original", "match_rms_adamw"):
-            one, three = (part(ps, lr=0.1, scale=name) for ps in ([stack], each))
-            give_gradients([stack], 4)
+            one, three = (
+                part(ps, lr=0.1, scale=name) for ps in ([stack, second], each)
+            )
+            give_gradients([stack, second], 4)
             for p, grad in zip(each, stack.grad, strict=True):
                 p.grad = grad.clone()
             one.step()
