@@ -169,7 +169,8 @@ def newton_schulz(
     if tall:  # the products with the short side first are the small ones
         x = x.mT
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    x = x / (factor * norm).clamp_(min=torch.finfo(x.dtype).tiny)
+    # Smaller squares vanish in the sum: a momentum that fades out then fades here too.
+    x = x / (factor * norm).clamp_(min=1e-20)
     add = torch.addmm if x.ndim == 2 else torch.baddbmm
     for a, b, c in triples:
         gram = times_transpose(x)
@@ -398,14 +399,16 @@ class Muon(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go back to a saved state, each tensor in its own format.
 
-        torch would round the fp32 statistics of bf16 weights to bf16.
+        torch would round the fp32 statistics of bf16 weights to bf16. The momentum is
+        in the format of the gradients, which precision.masters may have changed.
         """
         super().load_state_dict(state_dict)
         params = [p for group in self.param_groups for p in group["params"]]
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         for p, i in zip(params, saved, strict=True):
             for key, value in state_dict["state"].get(i, {}).items():
-                self.state[p][key] = value.to(p.device, copy=True)
+                dtype = p.dtype if key == "momentum_buffer" else value.dtype
+                self.state[p][key] = value.to(p.device, dtype, copy=True)
 
 
 # ---- One optimizer for a whole model

@@ -8,7 +8,7 @@ import torch
 from littlelm_core import check
 from littlelm_core.config import ConfigError, Part, load_run
 from littlelm_core.model import LanguageModel, ModelConfig, model_config
-from littlelm_core.optim import REFERENCE, MuonAdamW, build_optimizer
+from littlelm_core.optim import REFERENCE, Muon, MuonAdamW, build_optimizer
 from littlelm_core.trainer import Trainer, newest_checkpoint
 
 MUON = {
@@ -68,6 +68,37 @@ def test_a_resume_is_exact(tmp_path, precision):
             assert same(a, b)
         assert snapshot(whole)[2] == snapshot(resumed)[2]
         assert contract().curve(folder / "whole") == contract().curve(folder / "killed")
+
+
+def test_a_resume_may_have_weights_of_another_format(tmp_path):
+    bf16 = {"use": "autocast", "dtype": "bf16", "masters": "bf16"}
+    for before, after in ((None, bf16), (bf16, None)):
+        with contract().scratch() as folder:
+            first = {"precision": before} if before else {}
+            trainer(folder, stop_step=3, **first).fit()
+            resumed = trainer(folder, **({"precision": after} if after else {}))
+            assert resumed.step == 3
+            resumed.fit()
+            for p in resumed.parameters:
+                assert p.isfinite().all()
+                for key, value in resumed.optimizer.state[p].items():
+                    kind = p.dtype if key == "momentum_buffer" else torch.float32
+                    assert value.dtype == kind, key
+
+
+def test_a_momentum_that_fades_out_leaves_the_weights_finite():
+    """An expert that is never chosen again has gradients of zeros from there on."""
+    for normuon in (False, True):
+        p = torch.nn.Parameter(torch.zeros(2, 6, 4))
+        optimizer = Muon([p], lr=0.1, momentum=0.5, normuon=normuon)
+        for _ in range(200):
+            if p.grad is None:
+                p.grad = torch.randn_like(p)
+            else:
+                p.grad[1] = 0
+            optimizer.step()
+            assert p.isfinite().all()
+            assert p.abs().max() < 30, "no step is longer than a step"
 
 
 def test_a_refused_step_changes_nothing_of_the_optimizer():
@@ -166,6 +197,8 @@ def test_bf16_weights_of_all_groups_keep_small_updates():
                 p.grad = torch.ones_like(p)
             optimizer.step()
         far[random] = 1 - model.embedding.weight.detach().float().mean().item()
+        still = (model.embedding.weight.detach() == 1).float().mean().item()
+        assert not random or still < 0.05, f"{still:.0%} never moved: the same noise?"
         squares = [s["exp_avg_sq"] for s in optimizer.state.values() if "step" in s]
         assert squares
         assert {s.dtype for s in squares} == {torch.float32}
