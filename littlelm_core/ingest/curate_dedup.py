@@ -15,7 +15,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Alike:
 
     def __init__(self, documents: Documents, threshold: float | None):
         self.documents, self.threshold = documents, threshold
-        self.held: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
+        self.held: dict[int, tuple[np.ndarray, IO[bytes] | None]] = {}
 
     def __call__(self, first: int, second: int) -> bool:
         """Return whether the two are duplicates."""
@@ -86,16 +86,18 @@ class Alike:
     def _seen(self, document: int) -> np.ndarray:
         place, number = self.documents.part_of(document)
         if place not in self.held:
-            if len(self.held) > 1000:  # maps of files are few
+            if len(self.held) > 200:  # a process may not open many more files
                 self.held.clear()
-            near = self.threshold is not None
-            sets = self.documents.rows(place, "sets") if near else None
+            path = self.documents.stems[place].with_suffix(".sets")
+            # Read, not mapped: what is mapped stays in memory while there is room.
+            sets = None if self.threshold is None else path.open("rb", buffering=0)
             self.held[place] = self.documents.rows(place, "docs"), sets
         docs, sets = self.held[place]
         if sets is None:
             return docs["hash"][number]
-        start = docs["end"][number - 1] if number else 0
-        return sets[start : docs["end"][number]]
+        start, end = int(docs["end"][number - 1]) if number else 0, docs["end"][number]
+        sets.seek(8 * start)
+        return np.frombuffer(sets.read(8 * (int(end) - start)), "<u8")
 
 
 class Clusters(NamedTuple):
