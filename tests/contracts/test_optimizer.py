@@ -36,7 +36,7 @@ def learn(model, seed):
     model.zero_grad()
     loss = model.loss(ids[:, :-1], ids[:, 1:])
     loss.backward()
-    return float(loss)
+    return float(loss.detach())
 
 
 def weights(model):
