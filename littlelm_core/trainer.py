@@ -38,7 +38,6 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
 from littlelm_core.config import (
-    KINDS,
     ROLES,
     CheckpointError,
     ConfigError,
@@ -61,13 +60,11 @@ from littlelm_core.shards import IGNORED, ValidationRows
 from littlelm_core.tokenizer import Tokenizer
 
 __all__ = [
-    "COUNTERS",
     "FORMAT",
     "Loop",
     "MAY_CHANGE",
     "NOT_DECAYED",
     "Precision",
-    "SCHEDULED",
     "TrainResult",
     "Trainer",
     "World",
@@ -229,14 +226,12 @@ class Precision:
     def __init__(
         self, dtype: str = "auto", compile: bool = False, masters: str = "fp32"
     ):
-        if dtype not in ("auto", "fp32", "bf16"):
-            raise ConfigError(f"precision.dtype = {dtype!r} is not auto, fp32 or bf16")
-        if masters not in ("fp32", "bf16"):
-            raise ConfigError(f"precision.masters = {masters!r} is not fp32 or bf16")
-        if (masters, dtype) == ("bf16", "fp32"):
+        good = {"fp32": ("auto", "fp32", "bf16"), "bf16": ("auto", "bf16")}
+        if dtype not in good.get(masters, ()):
             raise ConfigError(
-                'precision.masters = "bf16" leaves no fp32 to multiply: set '
-                'precision.dtype = "bf16"'
+                f"precision.dtype = {dtype!r} with precision.masters = {masters!r}: "
+                "dtype is auto, fp32 or bf16, masters fp32 or bf16, and masters of "
+                "bf16 leave no fp32 to multiply"
             )
         self.dtype, self.compile, self.masters = dtype, compile, masters
 
@@ -276,18 +271,13 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Copy a checkpoint's weights into a model. Strict: raises CheckpointError."""
-    path, own = folder / "model.safetensors", plain_weights(model)
-    try:
-        saved = load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged ({error}): take another") from error
-    theirs, ours = ({n: list(t.shape) for n, t in w.items()} for w in (saved, own))
-    names = {**ours, **theirs}
-    if wrong := [n for n in names if theirs.get(n) != ours.get(n)]:
-        there, here = (w.get(wrong[0], "absent") for w in (theirs, ours))
+    own, saved = plain_weights(model), load_file(folder / "model.safetensors")
+    ours, theirs = ({n: list(t.shape) for n, t in w.items()} for w in (own, saved))
+    if wrong := [n for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)]:
+        there, here = (shapes.get(wrong[0], "absent") for shapes in (theirs, ours))
         raise CheckpointError(
-            f"{folder} is of another model, {len(wrong)} of {len(names)} weights "
-            f"differ: {wrong[0]} is {there} there and {here} here"
+            f"{folder} is of another model, {len(wrong)} weights differ: {wrong[0]} is "
+            f"{there} there and {here} here"
         )
     with torch.no_grad():
         for name, tensor in own.items():
@@ -311,18 +301,17 @@ def write_checkpoint(
     final = run_dir / "checkpoints" / f"step_{state['step']:08d}"
     if is_complete(final):
         return final
-    for name, tensor in weights.items():
-        if not tensor.isfinite().all():
-            raise CheckpointError(
-                f"{name} is not finite at step {state['step']}: no checkpoint written, "
-                "run again from the last one with a lower learning rate"
-            )
+    if wrong := [name for name, t in weights.items() if not t.isfinite().all()]:
+        raise CheckpointError(
+            f"{wrong[0]} is not finite at step {state['step']}: no checkpoint written, "
+            "run again from the last one with a lower learning rate"
+        )
     temporary = final.with_name(f".tmp-{final.name}")
     try:
         for abandoned in final.parent.glob(".tmp-*"):  # by a process that was killed
             shutil.rmtree(abandoned)
         temporary.mkdir(parents=True)
-        contiguous = {n: t.contiguous() for n, t in weights.items()}
+        contiguous = {name: t.contiguous() for name, t in weights.items()}
         save_file(contiguous, temporary / "model.safetensors")
         torch.save(dict(tensors), temporary / "optimizer.pt")
         (temporary / "run.json").write_text(run.model_dump_json(indent=1), "utf-8")
@@ -438,18 +427,16 @@ def find_checkpoint(path_or_run: str | Path) -> Path:
     Raises CheckpointError: no whole checkpoint there; ConfigError: no such run.
     """
     folder = Path(path_or_run)
-    if not folder.is_dir():
-        if folder.name.startswith("step_"):
-            near = nearest(
-                folder.name, [p.name for p in checkpoints(folder.resolve().parents[1])]
-            )
-            raise CheckpointError(f"no checkpoint {folder}{near}")
-        folder = Path(load_run(path_or_run).run_dir)
-    if not folder.name.startswith("step_") and not (folder / "state.json").exists():
-        run_dir, folder = folder, newest_checkpoint(folder)
-        if folder is None:
-            raise CheckpointError(f"no checkpoint in {run_dir}: train that run first")
-    return folder
+    named = folder.name.startswith("step_")
+    if named and not folder.is_dir():
+        there = [p.name for p in checkpoints(folder.resolve().parents[1])]
+        raise CheckpointError(f"no checkpoint {folder}{nearest(folder.name, there)}")
+    if named or (folder / "state.json").exists():
+        return folder
+    run_dir = folder if folder.is_dir() else Path(load_run(path_or_run).run_dir)
+    if newest := newest_checkpoint(run_dir):
+        return newest
+    raise CheckpointError(f"no checkpoint in {run_dir}: train that run first")
 
 
 def load_checkpoint(
@@ -514,8 +501,6 @@ def score(
 
 # ---- One step, and everything it depends on
 
-SCHEDULED = ("lr", "momentum", "weight_decay")
-
 
 def schedule_of(run: RunConfig) -> Callable[[int], dict[str, float]]:
     """Return step -> {"lr": share of the peak} of a run's schedule.
@@ -524,26 +509,26 @@ def schedule_of(run: RunConfig) -> Callable[[int], dict[str, float]]:
     "weight_decay", a share of each group's own. Raises ConfigError for anything else.
     """
     options = {"total": run.steps, **run.schedule.options}
-    part = resolve("schedule", run.schedule.use)
+    part, known = (
+        resolve("schedule", run.schedule.use),
+        {"lr", "momentum", "weight_decay"},
+    )
 
     def values(step: int) -> dict[str, float]:
         given = part(step, **options)
         table = dict(given) if isinstance(given, Mapping) else {"lr": given}
         good = all(isinstance(v, Real) and 0 <= v < math.inf for v in table.values())
-        if not good or not {"lr"} <= table.keys() <= {*SCHEDULED}:
+        if not good or not {"lr"} <= table.keys() <= known:
             raise ConfigError(
                 f"schedule.use = {run.schedule.use!r} gives {given!r} for step {step}: "
-                f"return a finite number of at least 0, or a mapping of lr to it (and "
-                f"of {' and '.join(SCHEDULED[1:])})"
+                "return a finite number >= 0, or such numbers by name: lr, and perhaps "
+                "momentum and weight_decay"
             )
         return {key: float(value) for key, value in table.items()}
 
     for step in (0, run.steps - 1):
         values(step)
     return values
-
-
-COUNTERS = ("step", "tokens", "skipped_steps", "skipped_in_a_row", "seconds")
 
 
 class Loop:
@@ -553,6 +538,8 @@ class Loop:
     `step` counts steps of the loop, refused ones too: it sets the learning rate and
     goes with the data. The optimizer counts for itself the steps that it took.
     """
+
+    COUNTERS = ("step", "tokens", "skipped_steps", "skipped_in_a_row", "seconds")
 
     def __init__(self, run: RunConfig, data: Prepared | None = None):
         self.schedule = schedule_of(run)
@@ -575,10 +562,8 @@ class Loop:
         part = Part(use=run.optimizer.use, **shared)
         self.optimizer = build("optimizer", part, groups)
         self.own = {g["name"]: {**g} for g in self.optimizer.param_groups}
-        self.peaks = {name: group["lr"] for name, group in self.own.items()}
-        if "momentum" in self.schedule(0).keys() - {
-            k for g in self.own.values() for k in g
-        }:
+        has_momentum = any("momentum" in group for group in self.own.values())
+        if "momentum" in self.schedule(0) and not has_momentum:
             raise ConfigError(
                 f"schedule.use = {run.schedule.use!r} sets a momentum, and no group of "
                 f"{run.optimizer.use!r} has one: take it out, or use another optimizer"
@@ -589,8 +574,7 @@ class Loop:
         self.grad_accum = accumulation(run, self.cfg.context, self.world.size)
         sizes = run.rows, self.cfg.context, run.seed, *self.world
         self.loader = build("loader", run.loader, data.train, *sizes)
-        # The default is the loader's own order: each row once an epoch.
-        mixed = run.mixture.use != KINDS["mixture"].default
+        mixed = run.mixture.use != "proportional"  # the loader's own order
         self.mixture = self.mix(run) if mixed else None
         self.batches = iter(self.loader)
         self.step = self.tokens = self.skipped_steps = self.skipped_in_a_row = 0
@@ -664,7 +648,7 @@ class Loop:
         values, groups = self.schedule(self.step), self.optimizer.param_groups
         for group in groups:
             own = self.own[group["name"]]
-            group["lr"] = self.peaks[group["name"]] * values["lr"]
+            group["lr"] = own["lr"] * values["lr"]
             if "momentum" in own:
                 group["momentum"] = values.get("momentum", own["momentum"])
             if "weight_decay" in own:
@@ -695,7 +679,7 @@ class Loop:
             "rng": torch.get_rng_state(),
             "cuda_rng": [torch.cuda.get_rng_state(self.device)] if on_gpu else [],
         }
-        plain = {name: getattr(self, name) for name in COUNTERS}
+        plain = {name: getattr(self, name) for name in self.COUNTERS}
         plain |= {"tokens_per_step": self.tokens_per_step, "parts": self.parts}
         return tensors, {**plain, "loader": self.loader.state_dict()}
 
@@ -708,13 +692,12 @@ class Loop:
         Raises ConfigError with the `mend` when it is of another run.
         """
         run, state = read_checkpoint(folder)
-        took = {"tokens a step": state["tokens_per_step"]}
-        takes = {"tokens a step": self.tokens_per_step}
         old, new = run.model_dump(mode="json"), self.run.model_dump(mode="json")
+        old["tokens a step"] = state["tokens_per_step"]
+        new["tokens a step"] = self.tokens_per_step
         new |= {key: old[key] for key in free}
-        if changed := changed_keys(old | took, new | takes):
-            text = f"{folder} is of another run ({'; '.join(changed)}): {mend}"
-            raise ConfigError(text)
+        if changed := "; ".join(changed_keys(old, new)):
+            raise ConfigError(f"{folder} is of another run ({changed}): {mend}")
         for kind, part in self.parts.items():
             was = state["parts"].get(kind, part)
             if was["use"] == part["use"] and was["source"] != part["source"]:
@@ -728,7 +711,7 @@ class Loop:
             torch.cuda.set_rng_state(tensors["cuda_rng"][0], self.device)
         self.loader.load_state_dict(state["loader"])
         self.batches = iter(self.loader)
-        for name in COUNTERS:
+        for name in self.COUNTERS:
             setattr(self, name, state[name])
         return run
 
@@ -777,14 +760,11 @@ class Trainer(Loop):
     def go_on(self, folder: Path) -> None:
         """Load the newest checkpoint of the run's own folder."""
         mend = "name another run_dir, undo the change, or delete that folder"
-        started = self.load(folder, mend).resume
-        if (
-            self.run.resume
-            and Path(self.run.resume).resolve() != Path(started).resolve()
-        ):
+        asked, began = self.run.resume, self.load(folder, mend).resume
+        if asked and Path(asked).resolve() != Path(began).resolve():
             raise ConfigError(
                 f"{self.run_dir} holds a run of its own at step {self.step}, which did "
-                f"not start from resume = {self.run.resume!r}: name another run_dir"
+                f"not start from resume = {asked!r}: name another run_dir"
             )
 
     def branch(self, folder: Path) -> None:
@@ -796,20 +776,20 @@ class Trainer(Loop):
         mend = "a branch may have another schedule, length and mixture alone"
         self.load(folder, mend, free=("mixture",))
         table = {"total": self.run.steps, "decay": 0, **self.run.schedule.options}
-        begins, wrong = table["total"] - table["decay"], ""
-        if self.step >= self.last:
-            wrong = f"this run ends at step {self.last}"
-        elif self.step > begins:
-            wrong = f"schedule.decay = {table['decay']} begins at step {begins}"
-        if wrong:
+        begins = table["total"] - table["decay"]
+        if self.step >= self.last or self.step > begins:
             raise ConfigError(
-                f"{folder} is at step {self.step}, and {wrong}: take an earlier "
-                "checkpoint, a shorter decay, or more steps"
+                f"{folder} is at step {self.step}; this run ends at step {self.last}, "
+                f"and schedule.decay = {table['decay']} begins at step {begins}: take "
+                "an earlier checkpoint, a shorter decay, or more steps"
             )
-        group = self.optimizer.param_groups[0]  # as the trunk's last step left it
-        share = group["lr"] / self.peaks[group["name"]]
-        if not math.isclose(share, self.schedule(self.step - 1)["lr"], rel_tol=1e-6):
-            text = f"the rate jumps: {folder} ended at {share:.3g} of the peak"
+        rates = [
+            (g["lr"], self.own[g["name"]]["lr"]) for g in self.optimizer.param_groups
+        ]
+        shares = [rate / peak for rate, peak in rates if peak]  # the trunk's last ones
+        was = self.schedule(self.step - 1)["lr"]
+        if shares and not math.isclose(shares[0], was, rel_tol=1e-6):
+            text = f"the rate jumps: {folder} ended at {shares[0]:.3g} of the peak"
             warnings.warn(text, stacklevel=2)
         if self.world.rank == 0:  # with the trunk's log before its own: a whole curve
             records = read_metrics(folder.resolve().parents[1] / "metrics.jsonl")
@@ -861,7 +841,7 @@ class Trainer(Loop):
 
     def asked_to_stop(self) -> bool:
         """Has any process been sent a signal? All stop after the same step."""
-        return self.world.sum(self.interrupted) != [0]
+        return any(self.world.sum(self.interrupted))
 
     def save(self) -> None:
         """Write this step's checkpoint, then delete those beyond the number kept."""
@@ -897,11 +877,11 @@ class Trainer(Loop):
         if self.stopped:
             return
         sums["overall"] = [sum(column) for column in zip(*sums.values(), strict=True)]
-        domains = {}
-        for domain, (nats, tokens, size) in sums.items():
-            bits = nats / math.log(2) / size
-            domains[domain] = {"loss": nats / tokens, "bits_per_byte": bits}
-            domains[domain] |= {"tokens": int(tokens), "bytes": int(size)}
+        domains = {
+            name: {"loss": nats / tokens, "bits_per_byte": nats / math.log(2) / size}
+            | {"tokens": int(tokens), "bytes": int(size)}
+            for name, (nats, tokens, size) in sums.items()
+        }
         self.report.tell("validation", domains=domains, whole=whole)
 
     @contextmanager

@@ -145,7 +145,7 @@ def start_facts(trainer: Any) -> dict[str, Any]:
             "name": group["name"],
             "tensors": len(group["params"]),
             "parameters": sum(p.numel() for p in group["params"]),
-            "lr": trainer.peaks[group["name"]],
+            "lr": trainer.own[group["name"]]["lr"],
             "weight_decay": group.get("weight_decay"),
         }
         for group in trainer.optimizer.param_groups

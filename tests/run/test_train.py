@@ -271,7 +271,8 @@ def test_a_run_that_blows_up_stops_and_keeps_a_finite_checkpoint(home):
     where = home / "hot"
     train(run_of(home, where, "stop_step=7"), quiet=True)
     trainer = Trainer(run_of(home, where), quiet=True)
-    trainer.peaks = dict.fromkeys(trainer.peaks, 1e30)
+    for group in trainer.own.values():
+        group["lr"] = 1e30
     with pytest.raises(LittleLMError, match=r"not finite|were not finite"):
         trainer.fit()
     for folder in checkpoints(where):

@@ -199,10 +199,11 @@ def forgets_the_optimizer(module):
     """Weights alone: the momenta start again from zero."""
     real = module.Loop.load
 
-    def load(self, folder):
+    def load(self, folder, *mend, **free):
         fresh = json.loads(json.dumps(self.optimizer.state_dict()["param_groups"]))
-        real(self, folder)
+        run = real(self, folder, *mend, **free)
         self.optimizer.load_state_dict({"state": {}, "param_groups": fresh})
+        return run
 
     module.Loop.load = load
 
@@ -210,9 +211,10 @@ def forgets_the_optimizer(module):
 def starts_the_epoch_again(module):
     real = module.Loop.load
 
-    def load(self, folder):
-        real(self, folder)
+    def load(self, folder, *mend, **free):
+        run = real(self, folder, *mend, **free)
         self.loader.load_state_dict({**self.loader.state_dict(), "position": 0})
+        return run
 
     module.Loop.load = load
 
