@@ -88,9 +88,10 @@ def check_ids(document: Sequence[int], vocab_size: int, where: str) -> np.ndarra
         return np.empty(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise DataError(f"{where} is not a flat list of integer ids")
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
-        raise DataError(f"{where} has the id {wrong}: the vocabulary is {vocab_size}")
+    if len(wrong := ids[(ids < 0) | (ids >= vocab_size)]):
+        raise DataError(
+            f"{where} has the id {wrong[0]}: the vocabulary is {vocab_size}"
+        )
     return ids
 
 
@@ -182,8 +183,7 @@ class Shard:
             raise self._useless("is not a shard")
         _, version, _, item, _, vocab, documents, tokens, digest = HEADER.unpack(header)
         if version != FORMAT_VERSION:
-            known = f"this littlelm reads {FORMAT_VERSION}"
-            raise self._useless(f"has the shard format {version}, {known}")
+            raise self._useless(f"has the shard format {version}, not {FORMAT_VERSION}")
         end = HEADER.size + tokens * item
         footer = raw[end + -end % 8 :]
         if header != _header((item, BLOCK, vocab, documents, tokens), footer.tobytes()):
@@ -221,8 +221,7 @@ class Shard:
         if zlib.crc32(ids) != self._checksums[block]:
             raise self._useless(f"is damaged (checksum of block {block})")
         if ids.max() >= self.vocab_size:
-            known = f"its vocabulary is {self.vocab_size}"
-            raise self._useless(f"has the id {ids.max()}, {known}")
+            raise self._useless(f"has the id {ids.max()}, of {self.vocab_size} ids")
         self._unchecked.discard(block)
 
 
@@ -438,16 +437,15 @@ IGNORED = -100  # a target that counts nothing, torch's convention
 
 
 def make_batch(
-    rows: Iterable[tuple[RowPlan, int, Callable]], batch_rows: int, row_len: int
+    rows: Iterable[np.ndarray], batch_rows: int, row_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (inputs_BT, targets_BT) of rows given as (plan, number, read).
+    """Return (inputs_BT, targets_BT) of rows of ids.
 
-    The one place where targets part from inputs; where ids are missing, the target is
-    -100 and the input 0.
+    The one place where targets part from inputs; where ids or rows are missing, the
+    target is -100 and the input 0.
     """
     batch_BW = np.full((batch_rows, row_len + 1), IGNORED)
-    for row_W, (plan, r, read) in zip(batch_BW, rows, strict=False):
-        ids = plan.row(r, read)
+    for row_W, ids in zip(batch_BW, rows, strict=False):
         row_W[: len(ids)] = ids
     batch_BW = torch.from_numpy(batch_BW)
     return batch_BW[:, :-1].clamp(min=0), batch_BW[:, 1:].contiguous()
@@ -456,17 +454,16 @@ def make_batch(
 class PackedRows(Sequence):
     """The rows of some shards on end; `rows[i]` is an array of row_len + 1 ids.
 
+    parts: shards and their plans, as `load_plan` makes them.
     Attributes: lengths_N (the tokens that each row trains on), fingerprint (hex: equal
-    for equal rows). plans: one of each shard, as `load_plan` makes them.
+    for equal rows).
     """
 
-    def __init__(
-        self, shards: Sequence[Shard], plans: Sequence[RowPlan], row_len: int, rest: str
-    ):
-        self.shards, self.plans = shards, plans
-        self.first = np.cumsum([0, *(p.report.rows for p in plans)]).tolist()
+    def __init__(self, parts: Sequence[tuple[Shard, RowPlan]], row_len: int, rest: str):
+        self.parts = parts
+        self.first = np.cumsum([0, *(plan.report.rows for _, plan in parts)]).tolist()
         self.lengths_N = np.broadcast_to(np.int64(row_len), self.first[-1])
-        names = PLAN_VERSION, row_len, rest, *(s.fingerprint for s in shards)
+        names = PLAN_VERSION, row_len, rest, *(shard.fingerprint for shard, _ in parts)
         digest = hashlib.blake2b(" ".join(map(str, names)).encode(), digest_size=16)
         self.fingerprint = digest.hexdigest()
 
@@ -474,13 +471,10 @@ class PackedRows(Sequence):
         return self.first[-1]
 
     def __getitem__(self, i: int) -> np.ndarray:
-        plan, r, read = self.where(range(len(self))[i])
-        return plan.row(r, read)
-
-    def where(self, i: int) -> tuple[RowPlan, int, Callable]:
-        """Return row i as `make_batch` takes it: (plan, number in its shard, read)."""
-        shard = bisect_right(self.first, i) - 1
-        return self.plans[shard], i - self.first[shard], self.shards[shard].read
+        i = range(len(self))[i]
+        number = bisect_right(self.first, i) - 1
+        shard, plan = self.parts[number]
+        return plan.row(i - self.first[number], shard.read)
 
 
 def domain_of(shard: Shard) -> str:
@@ -520,16 +514,16 @@ class Loader:
         self.batch_rows, self.row_len, self.seed = batch_rows, row_len, seed
         self.rank, self.world = rank, world
         self.shards = open_shards(shards)
-        plans = [load_plan(s, row_len, rest) for s in self.shards]
-        self._packed = PackedRows(self.shards, plans, row_len, rest)
-        reports = [plan.report for plan in plans]
-        self.report = PackReport(*map(sum, zip(*reports, strict=True)))
+        parts = [(shard, load_plan(shard, row_len, rest)) for shard in self.shards]
+        self._packed = PackedRows(parts, row_len, rest)
+        counts = zip(*(plan.report for _, plan in parts), strict=True)
+        self.report = PackReport(*map(sum, counts))
         self.rows, self.fingerprint = self.report.rows, self._packed.fingerprint
         if self.rows < world * batch_rows:
             raise DataError(
                 f"{self.report.tokens:,} tokens give {self.rows} rows of {row_len + 1} "
-                f"ids, fewer than a batch of {world * batch_rows}: add text, or lower "
-                "the rows or the context"
+                f"ids, a batch has {world * batch_rows}: add text, or lower rows or "
+                "context"
             )
         if self.report.dropped_share > 0.5 and rank == 0:
             warnings.warn(
@@ -556,7 +550,7 @@ class Loader:
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self.mixture is None:
             rows_B = self._rows_at(self._consumed + self.rank * self.batch_rows)
-            rows = [self._packed.where(i) for i in rows_B.tolist()]
+            rows = [self._packed[i] for i in rows_B.tolist()]
         else:
             rows = self._picked_rows()
         batch = make_batch(rows, self.batch_rows, self.row_len)
@@ -580,32 +574,29 @@ class Loader:
         (domain, epoch, index) of the next row of all ranks together, or None at the
         end: then missing rows have the target -100, and all ranks end together.
         """
-        plans = dict(zip(self.shards, self._packed.plans, strict=True))
-        self.domains = {}
-        for name in sorted({domain_of(shard) for shard in self.shards}):
-            shards = [shard for shard in self.shards if domain_of(shard) == name]
-            parts = shards, [plans[s] for s in shards], self.row_len, self.rest
-            self.domains[name] = PackedRows(*parts)
+        parts: dict[str, list[tuple[Shard, RowPlan]]] = {}
+        for shard, plan in self._packed.parts:
+            parts.setdefault(domain_of(shard), []).append((shard, plan))
+        rules = self.row_len, self.rest
+        self.domains = {n: PackedRows(p, *rules) for n, p in sorted(parts.items())}
         self.mixture = make(self.domains)
         return self.mixture
 
-    def _picked_rows(self) -> list[tuple[RowPlan, int, Callable]]:
+    def _picked_rows(self) -> list[np.ndarray]:
         """Return this rank's rows of the batch; every rank makes every choice."""
         picks = [self.mixture.pick() for _ in range(self.world * self.batch_rows)]
         if picks[0] is None:
             raise StopIteration
         mine = picks[self.rank * self.batch_rows :][: self.batch_rows]
-        return [self.domains[p.domain].where(p.index) for p in mine if p is not None]
+        return [self.domains[p.domain][p.index] for p in mine if p is not None]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on; the same on every rank.
-
-        Four numbers and strings, and the state of a mixture where there is one.
-        """
+        """Return all that is needed to go on, on every rank the same."""
         names = "fingerprint", "seed", "epoch", "position"
         state = {name: getattr(self, name) for name in names}
-        mixed = self.mixture is not None
-        return {**state, "mixture": self.mixture.state_dict()} if mixed else state
+        if self.mixture is not None:
+            state["mixture"] = self.mixture.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where any rank of any world size stopped, in the order of its seed.
@@ -621,9 +612,8 @@ class Loader:
             )
         if state["fingerprint"] != self.fingerprint:
             raise DataError(
-                f"the checkpoint was made on other data ({state['fingerprint']}, now "
-                f"{self.fingerprint}): give it the same shards, context and "
-                "loader.rest, or start in a new run_dir"
+                "the checkpoint was made on other data: give it the same shards, "
+                "context and loader.rest, or start in a new run_dir"
             )
         if self.mixture is not None:
             self.mixture.load_state_dict(state["mixture"])
@@ -656,15 +646,16 @@ class ValidationRows:
     ):
         self.batch_rows, self.row_len = batch_rows, row_len
         self.rank, self.world = rank, world
-        rows = []
-        for shard in open_shards(shards):
-            plan = plan_rows(shard.offsets_D, row_len, "keep", in_order=True)
-            rows += [(plan, r, shard.read) for r in range(plan.report.rows)]
-        if not rows:
+        parts = [
+            (shard, plan_rows(shard.offsets_D, row_len, "keep", in_order=True))
+            for shard in open_shards(shards)
+        ]
+        self._packed = PackedRows(parts, row_len, "keep")
+        if not (rows := len(self._packed)):
             raise DataError("the validation shards have no documents: add text to them")
-        wanted = len(rows) if max_tokens == -1 else -(-max_tokens // row_len)
-        wanted = max(1, min(wanted, len(rows)))
-        self._rows = [rows[i * len(rows) // wanted] for i in range(wanted)]
+        wanted = rows if max_tokens == -1 else -(-max_tokens // row_len)
+        wanted = max(1, min(wanted, rows))
+        self._rows = [i * rows // wanted for i in range(wanted)]
 
     def __len__(self) -> int:
         """Return the number of batches, the same on every rank."""
@@ -674,7 +665,8 @@ class ValidationRows:
         for number in range(len(self)):
             first = (number * self.world + self.rank) * self.batch_rows
             rows = self._rows[first : first + self.batch_rows]
-            yield make_batch(rows, self.batch_rows, self.row_len)
+            ids = (self._packed[i] for i in rows)
+            yield make_batch(ids, self.batch_rows, self.row_len)
 
 
 def split_shards(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
@@ -689,6 +681,6 @@ def split_shards(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
     validation = [p for p in paths if word.search(p.name)] or paths[:1]
     train = [p for p in paths if p not in validation]
     if not train:
-        known = f"{len(paths)} shards, none of them for training by its name"
-        raise DataError(f"{known}: prepare the data in smaller shards")
+        found = f"none of {len(paths)} shards is for training by its name"
+        raise DataError(f"{found}: prepare the data in smaller shards")
     return train, validation

@@ -581,10 +581,7 @@ class Loop:
         self.seconds, self.flops = 0.0, flops_per_token(self.cfg)
 
     def mix(self, run: RunConfig) -> Any:
-        """Let the run's mixture choose the rows, and return it (chapter 12).
-
-        Raises ConfigError for a loader that cannot be told.
-        """
+        """Let the run's mixture choose the rows, and return it (chapter 12)."""
         if not hasattr(self.loader, "mix"):
             raise ConfigError(
                 f"loader.use = {run.loader.use!r} has no mix(), and cannot follow a "

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from littlelm_core.shards import Loader, PackReport, Shard
+from littlelm_core.shards import Loader, PackedRows, PackReport, Shard
 
 
 class DropsTheTail(Loader):
@@ -139,7 +139,7 @@ class MixesAlone(Loader):
         picks = [self.mixture.pick() for _ in range(self.batch_rows)]
         if picks[0] is None:
             raise StopIteration
-        return [self.domains[p.domain].where(p.index) for p in picks if p is not None]
+        return [self.domains[p.domain][p.index] for p in picks if p is not None]
 
 
 class ForgetsTheMixture(Loader):
@@ -175,14 +175,11 @@ class ShardsAsDomains(Loader):
 
     def mix(self, make):
         mixture = super().mix(lambda sources: None)
-        parts = [
-            (
-                f"{s.path.stem}",
-                type(self.domains["c"])([s], [p], self.row_len, self.rest),
-            )
-            for s, p in zip(self.shards, self._packed.plans, strict=True)
-        ]
-        self.domains = dict(parts)
+        rules = self.row_len, self.rest
+        self.domains = {
+            shard.path.stem: PackedRows([(shard, plan)], *rules)
+            for shard, plan in self._packed.parts
+        }
         mixture = self.mixture = make(self.domains)
         return mixture
 
