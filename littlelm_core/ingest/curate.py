@@ -261,6 +261,8 @@ class Plan:
 
     def cluster(self, pool: Pool, advance: Any = lambda: None) -> curate_dedup.Clusters:
         """Find the duplicates over all parts, or open what was found."""
+        # What it names, of other options or sources, is about to be written anew.
+        (self.out / CURATED).unlink(missing_ok=True)
         folder = self.work / "clusters"
         if (folder / "key").exists() and (folder / "key").read_text() != self.key:
             shutil.rmtree(folder)

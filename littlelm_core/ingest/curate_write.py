@@ -203,15 +203,38 @@ def _write_table(file: IO[bytes], lines: Path, kept: np.ndarray, text_key: str) 
             found = _type_of(values)
             fields[name] = _common(fields[name], found) if name in fields else found
     texts = {name for name, kind in fields.items() if kind is None}
+    while (refused := _fill(file, lines, kept, text_key, fields, texts)) is not None:
+        texts.add(refused)
+        file.seek(0)
+        file.truncate()
+
+
+def _fill(
+    file: IO[bytes],
+    lines: Path,
+    kept: np.ndarray,
+    text_key: str,
+    fields: dict[str, pa.DataType | None],
+    texts: set[str],
+) -> str | None:
+    """Write the table; return a field with a value that its type cannot hold."""
     schema = pa.schema(
-        [(name, pa.string() if kind is None else kind) for name, kind in fields.items()]
+        [(n, pa.string() if n in texts else kind) for n, kind in fields.items()]
     )
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for records in _batches(lines, kept, text_key):
             for record in records:
                 for name in texts & record.keys():
                     record[name] = json.dumps(record[name], ensure_ascii=False)
-            writer.write_table(pa.Table.from_pylist(records, schema))
+            columns = []
+            for field in schema:
+                values = [record.get(field.name) for record in records]
+                try:
+                    columns.append(pa.array(values, field.type))
+                except (pa.ArrowException, OverflowError):  # 2**60 among floats
+                    return field.name
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+    return None
 
 
 def _batches(
@@ -220,13 +243,20 @@ def _batches(
     held: list[dict[str, Any]] = []
     size = 0
     for line in _stay(lines, kept):
-        held.append(json.loads(line))
+        record = json.loads(line)
+        held.append(_without_halves(record) if b"\\ud" in line else record)
         size += len(held[-1][text_key])
         if size >= GROUP_CHARACTERS:
             yield held
             held, size = [], 0
     if held:
         yield held
+
+
+def _without_halves(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with U+FFFD for lone surrogates, which UTF-8 does not have."""
+    text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.loads(text.decode("utf-16", "replace"))
 
 
 def _type_of(values: list[Any]) -> pa.DataType | None:

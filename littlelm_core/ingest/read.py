@@ -229,7 +229,7 @@ def _read_jsonl(
 
 def _record(raw: bytes, text_key: str, place: str, whole: bool) -> Text | Bad:
     try:
-        record = json.loads(raw.decode("utf-8"))
+        record = json.loads(raw.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
     except UnicodeDecodeError:
         return Bad(place, "not UTF-8")
     except (ValueError, RecursionError):

@@ -291,6 +291,29 @@ def test_killed_at_any_moment_with_workers(tmp_path):
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
+def test_killed_after_a_change_is_not_the_folder_of_before(tmp_path, monkeypatch):
+    source, out = write_lines(tmp_path / "in.jsonl", corpus(6, 60)), tmp_path / "out"
+    curate([source], out, NONE, 1, part_bytes=6000)
+    real, calls = curate_write.write, []
+
+    def stopped(*arguments, **more):
+        calls.append(arguments)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(curate_write, "write", stopped)
+    other = Options(filters=(), dedup="none")
+    with pytest.raises(KeyboardInterrupt):
+        curate([source], out, other, 1, part_bytes=6000)
+    with pytest.raises(DataError, match="has not finished"):
+        find_parts([str(out)], 10**6)
+    monkeypatch.setattr(curate_write, "write", real)
+    curate([source], out, other, 1, part_bytes=6000)
+    curate([source], tmp_path / "whole", other, 1, part_bytes=6000)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
 def test_done_is_done_and_a_change_is_not(tmp_path, monkeypatch, capsys):
     source = write_lines(tmp_path / "in.jsonl", corpus(6, 60))
     first = curate([source], tmp_path / "out", workers=1, part_bytes=6000)
@@ -419,6 +442,29 @@ def test_json_of_any_shape_becomes_parquet(tmp_path):
     assert found[4]["nothing"] == "{}"
     assert found[5]["list"] == [1, 2]
     assert [r["text"] for r in found] == [r["text"] for r in records]
+
+
+def test_parquet_takes_what_has_no_type_in_it(tmp_path):
+    """Integers that a float cannot hold, and halves of characters: one is enough."""
+    draw = random.Random(5)
+    records = [{"text": prose(draw), "id": i} for i in range(4)]
+    records[0] |= {"n": 2**60 + 1, "in": {"n": [2**60 + 1]}, "half": "a\ud800"}
+    records[1] |= {"n": 1.5, "in": {"n": [0.5]}, "half": "\ud83d\ude00 \\ud800"}
+    source = write_lines(tmp_path / "in.jsonl", records)
+    curate([source], tmp_path / "out", Options(format="parquet"), 1)
+    found = outcome(tmp_path / "out")
+    assert [r["n"] for r in found] == [str(2**60 + 1), "1.5", None, None]
+    assert json.loads(found[0]["in"]) == records[0]["in"]
+    assert [r["half"] for r in found[:2]] == ["a\ufffd", "\U0001f600 \\ud800"]
+    assert [r["id"] for r in found] == [0, 1, 2, 3]
+    assert [r["text"] for r in found] == [r["text"] for r in records]
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path):
+    data = "".join(json.dumps({"text": t}) + "\n" for t in ("a b", "c d")).encode()
+    (tmp_path / "in.jsonl").write_bytes(b"\xef\xbb\xbf" + data)
+    (part,) = find_parts([str(tmp_path / "in.jsonl")], 10**6)
+    assert [found.text for found in read_part(part, "text")] == ["a b", "c d"]
 
 
 def test_text_files_and_another_key(tmp_path):
