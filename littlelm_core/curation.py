@@ -17,10 +17,12 @@ import hashlib
 import re
 import string
 import unicodedata
+import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,22 +42,16 @@ __all__ = [
     "GopherRepetition",
     "Hit",
     "Language",
-    "LearnedQuality",
     "MinHash",
     "PROSE_FILTERS",
     "Page",
     "QualityClassifier",
     "STOP_WORDS",
-    "SYMBOLS",
-    "TERMINAL",
-    "Tally",
-    "band_groups",
     "decontaminate",
     "deduplicate",
     "jaccard",
     "judge",
     "language",
-    "mix",
     "normalize",
     "run_hashes",
     "word_hashes",
@@ -65,15 +61,15 @@ __all__ = [
 # ---- One spelling
 
 # What ends a line, what is a space, and what nobody sees.
-_BREAK = re.compile("\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-_SPACE = re.compile("[\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
-_UNSEEN = re.compile("[\0-\x08\x0e-\x1b\x7f-\x9f\xad\u200b\u2060\ufeff]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-# All of these and a little more: most texts have none, and one search is enough.
-_ODD = re.compile(
-    "[\0-\x08\x0b-\x1f\x7f-\xad\u1680\u2000-\u200b\u2028-\u202f\u205f-\u2060\u3000\ufeff"
-    "\ud800-\udfff]"
-)
+_SPELLING = {
+    **dict.fromkeys([*range(9), *range(14, 28), *range(127, 160)]),
+    **dict.fromkeys([0xAD, 0x200B, 0x2060, 0xFEFF]),
+    **dict.fromkeys(map(ord, "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n"),
+    **dict.fromkeys(map(ord, "\x1f\xa0\u1680\u202f\u205f\u3000"), " "),
+    **dict.fromkeys(range(0x2000, 0x200B), " "),
+    **dict.fromkeys(range(0xD800, 0xE000), "\ufffd"),
+}
+_ODD = re.compile(f"[{''.join(map(chr, _SPELLING))}]")  # most texts have none
 
 
 def normalize(text: str) -> str:
@@ -85,14 +81,15 @@ def normalize(text: str) -> str:
     cannot write, becomes U+FFFD.
     """
     if _ODD.search(text):
-        text = _UNSEEN.sub("", _SPACE.sub(" ", _BREAK.sub("\n", text)))
-        text = _SURROGATE.sub("\ufffd", text)
+        text = text.replace("\r\n", "\n").translate(_SPELLING)
     text = unicodedata.normalize("NFC", text)
     text = "\n".join([line.rstrip() for line in text.split("\n")])
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
 
 # ---- Words, once
+
+Filter = Callable[[str], str | None]  # with a `name`: why a text is dropped, or None
 
 
 class Page(str):
@@ -107,11 +104,6 @@ class Page(str):
         return self.split()
 
     @cached_property
-    def odd_words(self) -> list[str]:
-        """Return the words that are more, or less, than a run of letters."""
-        return [word for word in self.words if not word.isalpha()]
-
-    @cached_property
     def lines(self) -> list[str]:
         """Return the lines that are not blank."""
         return [line for line in self.split("\n") if line and not line.isspace()]
@@ -122,15 +114,23 @@ class Page(str):
         return text if isinstance(text, cls) else cls(text)
 
 
+class _Rules:
+    """A filter that asks rule by rule, until one is broken: that is the reason."""
+
+    def __call__(self, text: str) -> str | None:
+        broken = (reason for reason, wrong in self._rules(Page.of(text)) if wrong)
+        return next(broken, None)
+
+
 # ---- Gopher: is it prose?
 
-# Characters that make a word no word when there is nothing else in it.
-SYMBOLS = string.punctuation + "…‘’“”„«»‹›–—―•·¡¿。、，！？；：（）【】《》「」"
+# A word of these alone is no word.
+_SYMBOLS = string.punctuation + "…‘’“”„«»‹›–—―•·¡¿。、，！？；：（）【】《》「」"
 STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 
 
 @dataclass(frozen=True)
-class GopherQuality:
+class GopherQuality(_Rules):
     """Rules by which Gopher told running prose from the rest (Rae et al. 2021, A.1)."""
 
     min_words: int = 50
@@ -144,37 +144,27 @@ class GopherQuality:
     min_stop_words: int = 2  # different ones
     name: str = "gopher_quality"
 
-    def __call__(self, text: str) -> str | None:
-        """Return why the text is dropped, or None."""
-        text = Page.of(text)
-        total, odd = len(text.words), text.odd_words
-        symbols = [w for w in odd if not w.strip(SYMBOLS)]
-        count = total - len(symbols)
-        if count < max(self.min_words, 1):
-            return "too few words"
-        if count > self.max_words:
-            return "too many words"
-        width = (sum(map(len, text.words)) - sum(map(len, symbols))) / count
-        if not self.min_width <= width <= self.max_width:
-            return "short words" if width < self.min_width else "long words"
-        ellipses = text.count("...") + text.count("…")
-        if text.count("#") / total > self.max_symbols:
-            return "hashes"
-        if ellipses / total > self.max_symbols:
-            return "ellipses"
-        lines = text.splitlines() if ellipses or "-" in text or "•" in text else [""]
+    def _rules(self, page: Page) -> Iterator[tuple[str, bool]]:
+        odd = [word for word in page.words if not word.isalpha()]
+        symbols = [word for word in odd if not word.strip(_SYMBOLS)]
+        total, count = len(page.words), len(page.words) - len(symbols)
+        yield "too few words", count < max(self.min_words, 1)
+        yield "too many words", count > self.max_words
+        width = (sum(map(len, page.words)) - sum(map(len, symbols))) / count
+        yield "short words", width < self.min_width
+        yield "long words", width > self.max_width
+        yield "hashes", page.count("#") / total > self.max_symbols
+        ellipses = page.count("...") + page.count("…")
+        yield "ellipses", ellipses / total > self.max_symbols
+        lines = page.splitlines() if ellipses or "-" in page or "•" in page else [""]
         bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
-        if bullets / len(lines) > self.max_bullets:
-            return "bullets"
+        yield "bullets", bullets / len(lines) > self.max_bullets
         ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
-        if ends / len(lines) > self.max_ellipses:
-            return "cut lines"
-        no_letter = sum(not any(map(str.isalpha, word)) for word in odd)
-        if (total - no_letter) / total < self.min_alphabetic:
-            return "few letters"
-        if len(STOP_WORDS.intersection(text.words)) < self.min_stop_words:
-            return "no stop words"
-        return None
+        yield "cut lines", ends / len(lines) > self.max_ellipses
+        letters = total - sum(not any(map(str.isalpha, word)) for word in odd)
+        yield "few letters", letters / total < self.min_alphabetic
+        found = STOP_WORDS.intersection(page.words)
+        yield "no stop words", len(found) < self.min_stop_words
 
 
 # ---- Gopher: does it repeat itself?
@@ -183,37 +173,11 @@ class GopherQuality:
 def _duplicates(parts: Sequence[str]) -> tuple[int, int]:
     """Return how many parts stood before already, and their characters."""
     unique = set(parts)
-    if len(unique) == len(parts):
-        return 0, 0
     return len(parts) - len(unique), sum(map(len, parts)) - sum(map(len, unique))
 
 
-def _groups(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (group of each key, size of each group); equal keys share a group."""
-    order = np.argsort(keys, kind="stable")
-    ranked = keys[order]
-    first = np.append(True, ranked[1:] != ranked[:-1])
-    group = np.empty(len(keys), np.int64)
-    group[order] = np.cumsum(first) - 1
-    return group, np.diff(np.flatnonzero(first), append=len(keys))
-
-
-def _covered(places: list[int], groups: list[int], n: int, ends: np.ndarray) -> int:
-    """Return the characters in n-grams seen before; after one, n words are skipped."""
-    seen: set[int] = set()
-    characters, free = 0, 0
-    for place, group in zip(places, groups, strict=True):
-        if place < free:
-            continue
-        if group in seen:
-            characters += int(ends[place + n] - ends[place])
-            free = place + n
-        seen.add(group)
-    return characters
-
-
 @dataclass(frozen=True)
-class GopherRepetition:
+class GopherRepetition(_Rules):
     """Limits on repetition, with the thresholds of Gopher's table A1.
 
     parts: shares of paragraphs, or lines, that stood before, and of the text's
@@ -228,50 +192,42 @@ class GopherRepetition:
     )  # fmt: skip
     name: str = "gopher_repetition"
 
-    def __call__(self, text: str) -> str | None:
-        """Return why the text is dropped, or None."""
-        text = Page.of(text)
-        if not text.lines:
-            return "empty"
-        paragraphs = re.split(r"\n{2,}", text.strip())
-        for what, parts in (("paragraphs", paragraphs), ("lines", text.lines)):
-            number, characters = _duplicates(parts)
-            if number / len(parts) > self.parts[0]:
-                return f"repeated {what}"
-            if characters / len(text) > self.parts[1]:
-                return f"characters of repeated {what}"
-        return self._n_grams(text)
-
-    def _n_grams(self, text: Page) -> str | None:
-        """Grow n-grams word by word: only what occurs twice can grow and repeat."""
-        words, total = text.words, len(text.words)
-        number = dict(zip(words, range(total), strict=True))
-        ids = np.array(list(map(number.__getitem__, words)), np.int64)
-        ends = np.append(0, np.cumsum(np.array(list(map(len, words)), np.int64)))
+    def _rules(self, page: Page) -> Iterator[tuple[str, bool]]:
+        yield "empty", not page.lines
+        paragraphs = re.split(r"\n{2,}", page.strip())
+        for what, parts in (("paragraphs", paragraphs), ("lines", page.lines)):
+            number, length = _duplicates(parts)
+            yield f"repeated {what}", number / len(parts) > self.parts[0]
+            yield f"characters of repeated {what}", length / len(page) > self.parts[1]
+        words, total = page.words, len(page.words)
+        number_of = dict(zip(words, range(total), strict=True))
+        ids = np.array([number_of[word] for word in words])
+        ends = list(accumulate(map(len, words), initial=0))
         top, repeated = dict(self.top), dict(self.repeated)
+        # N-grams by the place of their first word, and which of them are equal.
         places, groups, sizes = np.arange(total), ids, np.bincount(ids)
         for n in range(2, min(max(top | repeated, default=0), total) + 1):
             again = (sizes[groups] > 1) & (places + n <= total)
-            places, groups = places[again], groups[again]
+            places = places[again]
             if not len(places) and n > max(top, default=0):
                 break  # as in most prose: no run of five words occurs twice
-            groups, sizes = _groups(groups * total + ids[places + n - 1])
-            if n in top:
-                count, best = 1, 0  # where nothing repeats, the first one is the top
-                if len(sizes) and sizes.max() > 1:
-                    count = int(sizes.max())
-                    best = int(places[np.argmax(sizes[groups] == count)])
-                length = int(ends[best + n] - ends[best]) + n - 1
-                if count * length / len(text) > top[n]:
-                    return f"top {n}-gram"
+            grown = groups[again] * total + ids[places + n - 1]
+            _, groups, sizes = np.unique(grown, return_inverse=True, return_counts=True)
+            if n in top:  # where nothing repeats, the first one is the top
+                count = sizes.max(initial=1)
+                best = places[np.argmax(sizes[groups] == count)] if count > 1 else 0
+                length = ends[best + n] - ends[best] + n - 1
+                yield f"top {n}-gram", count * length / len(page) > top[n]
             if n in repeated:
-                again = sizes[groups] > 1
-                length = _covered(
-                    places[again].tolist(), groups[again].tolist(), n, ends
-                )
-                if length / len(text) > repeated[n]:
-                    return f"repeated {n}-grams"
-        return None
+                length, free, seen, again = 0, 0, set(), sizes[groups] > 1
+                pairs = zip(places[again].tolist(), groups[again].tolist(), strict=True)
+                for place, group in pairs:
+                    if place >= free:  # after one that stood before, n words on
+                        if group in seen:
+                            length += ends[place + n] - ends[place]
+                            free = place + n
+                        seen.add(group)
+                yield f"repeated {n}-grams", length / len(page) > repeated[n]
 
 
 # ---- C4 and FineWeb: does it look like a page?
@@ -311,31 +267,27 @@ class C4Quality:
             words = line.split()
             if len(line) > self.max_word and max(map(len, words)) > self.max_word:
                 continue
-            if "[" in line:
-                line = _CITATION.sub("", line)
+            line = _CITATION.sub("", line)
             end = line.endswith((".", "?", "!", '"', "'")) and not line.endswith("...")
             if len(words) < self.min_words or (self.terminal and not end):
                 continue
             lower = line.lower()
             if "lorem ipsum" in lower:
                 return [], "lorem ipsum"
-            if "javascript" in lower:
-                continue
-            if "{" in line:
+            if "{" in line and "javascript" not in lower:
                 return [], "curly bracket"
-            if _POLICY.search(lower):
-                continue
-            sentences += sum(map(bool, _SENTENCE.split(line)))
-            kept.append(line)
+            if "javascript" not in lower and not _POLICY.search(lower):
+                sentences += sum(map(bool, _SENTENCE.split(line)))
+                kept.append(line)
         return kept, "too few sentences" if sentences < self.min_sentences else None
 
 
 # Ends of sentences in the scripts of the world's larger languages.
-TERMINAL = frozenset(".?!。？！．｡؟۔।॥։።၊။។៕᙮⁇⁈⁉‼‽")
+_TERMINAL = frozenset(".?!。？！．｡؟۔।॥։።၊။។៕᙮⁇⁈⁉‼‽")
 
 
 @dataclass(frozen=True)
-class FineWebQuality:
+class FineWebQuality(_Rules):
     """FineWeb's own rules (Penedo et al. 2024), from comparing good and bad dumps."""
 
     min_terminal: float = 0.12  # share of lines that end in a full stop or the like
@@ -345,20 +297,16 @@ class FineWebQuality:
     max_newlines: float = 0.3  # line ends for each word
     name: str = "fineweb"
 
-    def __call__(self, text: str) -> str | None:
-        """Return why the text is dropped, or None."""
-        text = Page.of(text)
-        lines, newlines = text.lines, text.count("\n")
-        if not lines:
-            return "empty"
-        ends = sum(map(TERMINAL.__contains__, [line[-1] for line in lines]))
-        if ends / len(lines) < self.min_terminal:
-            return "lines without an end"
-        if sum(len(line) <= self.short for line in lines) / len(lines) > self.max_short:
-            return "short lines"
-        if _duplicates(lines)[1] / (len(text) - newlines) > self.max_repeated:
-            return "repeated lines"
-        return "a list" if newlines / len(text.words) > self.max_newlines else None
+    def _rules(self, page: Page) -> Iterator[tuple[str, bool]]:
+        lines, newlines = page.lines, page.count("\n")
+        yield "empty", not lines
+        ends = sum(line[-1] in _TERMINAL for line in lines)
+        yield "lines without an end", ends / len(lines) < self.min_terminal
+        short = sum(len(line) <= self.short for line in lines)
+        yield "short lines", short / len(lines) > self.max_short
+        length = _duplicates(lines)[1]
+        yield "repeated lines", length / (len(page) - newlines) > self.max_repeated
+        yield "a list", newlines / len(page.words) > self.max_newlines
 
 
 # ---- Which language?
@@ -373,98 +321,57 @@ FUNCTION_WORDS = {
     "nl": "de van het een en in is dat op te zijn met voor niet aan er om ook als maar",
     "pt": "de a o que e do da em um para com não uma os no se na por mais as dos como",
 }
+
+
 _LANGUAGES = {code: frozenset(words.split()) for code, words in FUNCTION_WORDS.items()}
-_FUNCTION_WORDS = frozenset().union(*_LANGUAGES.values())
+_ALL = frozenset().union(*_LANGUAGES.values())
 
 
 def language(text: str) -> tuple[str, float]:
     """Return (language, share of its function words): "en", ..., or "unknown", 0.0.
 
-    Counts 18 to 20 words of each of seven languages: enough to tell a page of English
+    Counts 18 to 22 words of each of seven languages: enough to tell a page of English
     prose from the six others and from text without any of them. No judge of short
     texts, of code, or of languages that are not in FUNCTION_WORDS.
     """
     words = text.lower().split()
-    found = [word for word in words if word in _FUNCTION_WORDS]
-    share = {
-        code: sum(map(known.__contains__, found)) / max(len(words), 1)
-        for code, known in _LANGUAGES.items()
+    found = [word for word in words if word in _ALL]
+    if not found:
+        return "unknown", 0.0
+    count = {
+        code: sum(map(known.__contains__, found)) for code, known in _LANGUAGES.items()
     }
-    best = max(share, key=share.__getitem__)
-    return (best, share[best]) if share[best] > 0 else ("unknown", 0.0)
+    best = max(count, key=count.__getitem__)
+    return best, count[best] / len(words)
 
 
 @dataclass(frozen=True)
-class Language:
+class Language(_Rules):
     """Keep texts of one language, judged by `language`."""
 
     keep: str = "en"
     min_share: float = 0.1  # of its function words among all words
     name: str = "language"
 
-    def __call__(self, text: str) -> str | None:
-        """Return why the text is dropped, or None."""
-        code, share = language(text)
-        if code != self.keep:
-            return f"looks like {code}" if code != "unknown" else "no known language"
-        return None if share >= self.min_share else "few function words"
+    def _rules(self, page: Page) -> Iterator[tuple[str, bool]]:
+        code, share = language(page)
+        yield "no known language", code == "unknown"
+        yield f"looks like {code}", code != self.keep
+        yield "few function words", share < self.min_share
 
 
 # ---- Counting what is dropped
 
-Filter = Callable[[str], str | None]  # with a `name`
-
 
 def judge(text: str, filters: Iterable[Filter]) -> str | None:
     """Return "filter: reason" of the first filter that drops the text, or None."""
-    text = Page.of(text)
-    for drop in filters:
-        if reason := drop(text):
-            return f"{drop.name}: {reason}"
-    return None
-
-
-@dataclass
-class Tally:
-    """What was dropped and why, with the first few examples of each reason."""
-
-    seen: int = 0
-    kept: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    characters: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-    keep_examples: int = 3
-    example_length: int = 300
-
-    def add(self, text: str, reason: str | None) -> None:
-        """Count a document: kept when there is no reason to drop it."""
-        self.seen += 1
-        self.kept += reason is None
-        if reason is not None:
-            self.dropped[reason] += 1
-            self.characters[reason] += len(text)
-            shown = self.examples.setdefault(reason, [])
-            if len(shown) < self.keep_examples:
-                shown.append(str(text[: self.example_length]))
-
-    def merge(self, later: "Tally") -> None:
-        """Add the tally of the documents that come after this one's."""
-        self.seen += later.seen
-        self.kept += later.kept
-        self.dropped += later.dropped
-        self.characters += later.characters
-        for reason, texts in later.examples.items():
-            shown = self.examples.setdefault(reason, [])
-            shown += texts[: self.keep_examples - len(shown)]
+    page = Page.of(text)
+    reasons = (f"{drop.name}: {why}" for drop in filters if (why := drop(page)))
+    return next(reasons, None)
 
 
 # For pages of English prose, the cheapest that drops most first. Not for code.
-PROSE_FILTERS: tuple[Filter, ...] = (
-    Language(),
-    GopherRepetition(),
-    GopherQuality(),
-    FineWebQuality(),
-)
+PROSE_FILTERS = (Language(), GopherRepetition(), GopherQuality(), FineWebQuality())
 
 
 # ---- A hash that stays
@@ -472,7 +379,7 @@ PROSE_FILTERS: tuple[Filter, ...] = (
 _BLOCK = 1 << 15  # bytes of text, or shingles, that are worked on at once: cache
 
 
-def mix(x: np.ndarray) -> np.ndarray:
+def _mix(x: np.ndarray) -> np.ndarray:
     """Mix the 64 bits of each number, one to one: the last steps of splitmix64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -482,7 +389,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 def _random(count: int, seed: int) -> np.ndarray:
     """Return `count` fixed uint64 numbers: splitmix64 from a seed, on any machine."""
     step = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return mix(mix(np.full(1, seed, np.uint64)) + step)
+    return _mix(_mix(np.full(1, seed, np.uint64)) + step)
 
 
 # Bytes of words: letters, digits, "_" and all of a character beyond ASCII. Capitals
@@ -491,50 +398,41 @@ _FOLD = bytes(
     ord(chr(b).lower()) if chr(b).isalnum() or b == 95 else 0 for b in range(128)
 ) + bytes(range(128, 256))
 _BEYOND = re.compile(r"[^\w\x00-\x7f]+")  # punctuation and spaces beyond ASCII
-_BLOB = re.compile(rb"[^\0]{8192}")
 _BASE = np.uint64(0x9FB21C651E98DF25)  # odd: it has an inverse modulo 2^64
-_INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
-
-
-@lru_cache(maxsize=4)
-def _powers(base: np.uint64, count: int) -> np.ndarray:
-    """Return base^0 ... base^(count - 1) modulo 2^64."""
-    return np.multiply.accumulate(np.append(np.uint64(1), np.full(count - 1, base)))
+_POWERS = np.cumprod(np.full(_BLOCK, _BASE))  # of place 0: base^1
+_INVERSES = np.cumprod(np.full(_BLOCK, pow(int(_BASE), -1, 1 << 64), np.uint64)) * _BASE
 
 
 def _fold(text: str) -> bytes:
     if not text.isascii():
         text = _BEYOND.sub(" ", text.lower())
-    data = text.encode("utf-8", "surrogatepass").translate(_FOLD)
-    # A blob of 100 MB as one word would need 3 GB below: it is cut.
-    return _BLOB.sub(rb"\g<0>\0", data) if len(data) > 1 << 20 else data
+    return text.encode("utf-8", "surrogatepass").translate(_FOLD)
 
 
 def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Hash the normalised words of texts: lower case, letters and digits alone.
 
     Returns (uint64 hashes of all words, int64 offsets of N + 1): the words of text i
-    are hashes[offsets[i]:offsets[i + 1]]. A word's hash depends on its letters alone.
-    In texts above 1 MB words of more than 8192 bytes are cut.
+    are hashes[offsets[i]:offsets[i + 1]]. A word's hash depends on its letters alone;
+    one of more than _BLOCK bytes is cut into pieces of that size.
     """
     folded = [_fold(text) for text in texts]
-    data = b"\0" + b"\0".join(folded) + b"\0"
+    data = b"\0".join(folded) + b"\0"
+    ends = np.cumsum([0, *(len(part) + 1 for part in folded)])
     hashes, starts, low = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], 0
-    while low < len(data) - 1:  # from one end of a word to another: none is cut
-        high = data.rfind(b"\0", low + 1, low + _BLOCK)
-        high = high if high > 0 else data.find(b"\0", low + 1)
-        block = np.frombuffer(data, np.uint8, high + 1 - low, low)
-        inside = block != 0
+    while low < len(data):  # whole words as long as there are any
+        high = data.rfind(b"\0", low, low + _BLOCK) + 1 or low + _BLOCK
+        block = np.frombuffer(data, np.uint8, min(high, len(data)) - low, low)
+        inside = np.concatenate(([False], block != 0, [False]))
         edges = np.flatnonzero(inside[1:] != inside[:-1])
-        first, last = edges[::2], edges[1::2]
+        first, end = edges[::2], edges[1::2]
         # Sums of byte · base^place; the inverse power takes a word's place out again.
-        size = max(_BLOCK, 1 << (high - low).bit_length())
-        sums = np.cumsum(block * _powers(_BASE, size)[: len(block)])
-        hashes.append((sums[last] - sums[first]) * _powers(_INVERSE, size)[first])
+        sums = np.zeros(len(block) + 1, np.uint64)
+        np.cumsum(block * _POWERS[: len(block)], out=sums[1:])
+        hashes.append((sums[end] - sums[first]) * _INVERSES[first])
         starts.append(first + low)
         low = high
-    ends = np.cumsum([0, *(len(part) + 1 for part in folded)])
-    return mix(np.concatenate(hashes)), np.searchsorted(np.concatenate(starts), ends)
+    return _mix(np.concatenate(hashes)), np.searchsorted(np.concatenate(starts), ends)
 
 
 def run_hashes(
@@ -551,7 +449,7 @@ def run_hashes(
         total *= _BASE
         total += words[k : k + count]
     inside = text[:count] == text[n - 1 :]
-    return mix(total[inside]), text[:count][inside]
+    return _mix(total[inside]), text[:count][inside]
 
 
 # ---- MinHash
@@ -576,10 +474,7 @@ class MinHash:
         if min(self.permutations, self.bands, self.shingle, self.seed + 1) < 1:
             raise ConfigError("permutations, bands, shingle are at least 1, seed 0")
         if self.permutations % self.bands:
-            raise ConfigError(
-                f"{self.permutations} permutations do not fill {self.bands} bands "
-                "evenly: make permutations a multiple of bands"
-            )
+            raise ConfigError(f"permutations: a multiple of bands, {self.bands}")
 
     @property
     def rows(self) -> int:
@@ -600,8 +495,12 @@ class MinHash:
         hashes, text = run_hashes(*word_hashes(texts), self.shingle)
         counts = np.bincount(text, minlength=len(texts))
         short = np.flatnonzero(counts == 0)
-        whole = np.array([_whole(texts[i]) for i in short], np.uint64)
-        hashes = np.insert(hashes, np.cumsum(counts)[short], whole)
+        plain = [" ".join(texts[i].split()) for i in short]
+        data = [text.encode("utf-8", "surrogatepass") for text in plain]
+        whole = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in data)
+        hashes = np.insert(
+            hashes, np.cumsum(counts)[short], np.frombuffer(whole, "<u8")
+        )
         return hashes, np.append(0, np.cumsum(np.maximum(counts, 1)))
 
     def signatures(self, texts: Sequence[str]) -> np.ndarray:
@@ -637,17 +536,12 @@ class MinHash:
         keys = np.tile(_random(self.bands, self.seed), (len(rows), 1))
         for k in range(self.rows):
             keys = keys * _BASE + rows[:, :, k]
-        return mix(keys)
+        return _mix(keys)
 
     def shingle_sets(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return each text's different shingles as sorted uint64, for `jaccard`."""
         hashes, offsets = self.shingles(texts)
         return [np.unique(part) for part in np.split(hashes, offsets[1:-1])]
-
-
-def _whole(text: str) -> int:
-    plain = " ".join(text.split()).encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(plain, digest_size=8).digest(), "little")
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:
@@ -664,16 +558,15 @@ class DedupReport:
     """What `deduplicate` did; kept + removed = documents.
 
     clusters: {kept document: all documents of its cluster}, of those with two or more.
-    exact: removed as equal texts; near: removed after a comparison. candidates: pairs
-    that met in a band; rejected: those that were too unlike.
+    exact: removed as equal texts; near: removed after a comparison. compared: pairs
+    whose shingles were compared.
     """
 
     documents: int
     kept: int
     exact: int
     near: int
-    candidates: int
-    rejected: int
+    compared: int
     clusters: dict[int, list[int]]
 
     @property
@@ -685,42 +578,41 @@ class DedupReport:
     def sizes(self) -> dict[int, int]:
         """Return {cluster size: clusters}, single documents too, by size."""
         sizes = Counter(map(len, self.clusters.values()))
-        alone = self.documents - sum(map(len, self.clusters.values()))
-        return dict(sorted((sizes + Counter({1: alone})).items()))
+        sizes[1] = self.kept - len(self.clusters)
+        return dict(sorted((+sizes).items()))
 
 
-class Clusters:
-    """Union-find whose root is always the lowest member."""
+class Clusters(dict[int, int]):
+    """Union-find: each number leads to lower ones of its cluster, to the lowest."""
 
-    def __init__(self) -> None:
-        self.parent: dict[int, int] = {}
+    def __missing__(self, i: int) -> int:
+        return i
 
     def find(self, i: int) -> int:
         """Return the lowest member of i's cluster."""
-        root = i
-        while (up := self.parent.get(root, root)) != root:
-            root = up
-        while i != root:  # the next search is shorter
-            self.parent[i], i = root, self.parent.get(i, root)
-        return root
+        while self[i] != i:
+            self[i] = i = self[self[i]]  # half of the way, for the next search
+        return i
 
     def unite(self, i: int, j: int) -> None:
         """Put two clusters together."""
         low, high = sorted((self.find(i), self.find(j)))
-        if low != high:
-            self.parent[high] = low
+        self[high] = low
 
 
-def band_groups(keys: np.ndarray) -> Iterable[np.ndarray]:
+def _groups(keys: np.ndarray) -> Iterator[tuple[int, ...]]:
     """Yield the rows that share a key, ascending, band by band: two or more each."""
     for column in keys.T:
         order = np.argsort(column, kind="stable")
-        ranked = column[order]
-        edges = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
-        starts = np.concatenate(([0], edges))
-        sizes = np.diff(starts, append=len(column))
-        for start, size in zip(starts[sizes > 1], sizes[sizes > 1], strict=True):
-            yield order[start : start + size]
+        edges = np.flatnonzero(np.diff(column[order])) + 1
+        bounds = [0, *edges.tolist(), len(order)]
+        for start, end in pairwise(bounds):
+            if end - start > 1:
+                yield tuple(order[start:end].tolist())
+
+
+def _batches(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    return (items[k : k + size] for k in range(0, len(items), size))
 
 
 def deduplicate(
@@ -731,59 +623,55 @@ def deduplicate(
 ) -> tuple[list[int], DedupReport]:
     """Keep one document, the first, of each cluster of duplicates.
 
-    threshold: least Jaccard similarity of the shingle sets, computed for each pair that
-    meets in a band, before they are united; a cluster is what such pairs connect. Equal
+    threshold: least Jaccard similarity of the shingle sets, computed for pairs that
+    meet in a band, before they are united; a cluster is what such pairs connect. Equal
     texts are always duplicates. Returns (kept indices ascending, report).
     Raises ConfigError for a threshold outside 0 ... 1.
     """
     if not 0 < threshold <= 1:
         raise ConfigError(f"threshold {threshold} is no similarity: 0 < threshold <= 1")
     minhash = minhash or MinHash()
-    clusters, first = Clusters(), {}
+    copies: dict[str, list[int]] = {}  # the indices of each different text
     for i, text in enumerate(docs):
-        clusters.unite(first.setdefault(text, i), i)
-    unique = list(first.values())
-    keys = [
-        minhash.band_keys(minhash.signatures([docs[i] for i in unique[k : k + batch]]))
-        for k in range(0, len(unique), batch)
-    ]
-    groups = list(band_groups(np.concatenate(keys))) if keys else []
-    groups = [[unique[i] for i in group] for group in groups]
-    met = sorted({i for group in groups for i in group})
-    sets: dict[int, np.ndarray] = {}
-    for k in range(0, len(met), batch):
-        part = met[k : k + batch]
-        found = minhash.shingle_sets([docs[i] for i in part])
-        sets.update(zip(part, found, strict=True))
-    compared: dict[tuple[int, int], bool] = {}
-
-    def close(i: int, j: int) -> bool:
-        if (i, j) not in compared:
-            compared[i, j] = jaccard(sets[i], sets[j]) >= threshold
-        return compared[i, j]
-
+        copies.setdefault(text, []).append(i)
+    texts = list(copies)
+    parts = map(minhash.signatures, _batches(texts, batch))
+    signatures = np.concatenate([minhash.signatures([]), *parts])
+    groups = dict.fromkeys(_groups(minhash.band_keys(signatures)))
+    met = sorted(set().union(*groups))
+    parts = map(minhash.shingle_sets, _batches([texts[i] for i in met], batch))
+    sets = dict(zip(met, chain.from_iterable(parts), strict=True))
+    # Thousands of pages with one footer can meet, all unlike. Signatures that agree
+    # in fewer entries belong to a duplicate once in 10^9 times (Hoeffding's bound).
+    margin = np.sqrt(np.log(1e9) * minhash.permutations / 2)
+    least = threshold * minhash.permutations - margin
+    clusters, compared = Clusters(), 0
     for group in groups:
-        parts: dict[int, list[int]] = {}  # the group so far, by cluster
-        for j in group:
-            mine = parts.pop(clusters.find(j), [])
-            for root, others in list(parts.items()):
-                if any(close(i, j) for i in others):
-                    clusters.unite(root, j)
-                    mine += parts.pop(root)
-            parts[clusters.find(j)] = [*mine, j]
+        roots = np.array([clusters.find(i) for i in group])
+        mine = signatures[list(group)]
+        for k in range(len(group)):
+            apart = k + np.flatnonzero(roots[k:] != roots[k])
+            agree = (mine[apart] == mine[k]).sum(1)
+            for j in apart[agree >= least].tolist():
+                if roots[j] == roots[k]:
+                    continue  # united meanwhile
+                compared += 1
+                if jaccard(sets[group[k]], sets[group[j]]) >= threshold:
+                    clusters.unite(group[k], group[j])
+                    roots[roots == roots[j]] = roots[k]
     members: dict[int, list[int]] = {}
-    for i in range(len(docs)):
-        members.setdefault(clusters.find(i), []).append(i)
+    for i, same in enumerate(copies.values()):
+        members.setdefault(clusters.find(i), []).extend(same)
+    named = {min(group): sorted(group) for group in members.values()}
     report = DedupReport(
         documents=len(docs),
-        kept=len(members),
-        exact=len(docs) - len(unique),
-        near=len(unique) - len(members),
-        candidates=len(compared),
-        rejected=sum(not close for close in compared.values()),
-        clusters={i: group for i, group in members.items() if len(group) > 1},
+        kept=len(named),
+        exact=len(docs) - len(texts),
+        near=len(texts) - len(named),
+        compared=compared,
+        clusters={i: group for i, group in named.items() if len(group) > 1},
     )
-    return sorted(members), report
+    return list(named), report
 
 
 # ---- Exam questions
@@ -819,14 +707,14 @@ class Decontaminator:
             raise ConfigError(f"shortest {shortest}: from 1 to ngram, {ngram}")
         self.threshold = threshold
         words, offsets = word_hashes(items)
-        counts = np.diff(offsets)
-        self.too_short = np.flatnonzero(counts < shortest).tolist()
+        lengths = np.minimum(np.diff(offsets), ngram)  # of the runs of each item
+        self.too_short = np.flatnonzero(lengths < shortest).tolist()
         self.needed = np.zeros(len(items), np.int64)  # different runs of each item
         # For each length of a run, the hashes, ascending, and the item of each.
         self.index: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for n in sorted({min(ngram, c) for c in counts.tolist() if c >= shortest}):
+        for n in np.unique(lengths[lengths >= shortest]).tolist():
             runs, item = run_hashes(words, offsets, n)
-            mine = (counts[item] == n) | ((n == ngram) & (counts[item] > n))
+            mine = lengths[item] == n
             pairs = np.unique(
                 np.stack([runs[mine], item[mine].astype(np.uint64)]), axis=1
             )
@@ -843,9 +731,9 @@ class Decontaminator:
                 np.searchsorted(runs, hashes, side) for side in ("left", "right")
             )
             for k in np.flatnonzero(at < end).tolist():
-                for owner in item[at[k] : end[k]].tolist():
-                    found.add((int(text[k]), owner, int(hashes[k])))
-        shares = Counter((t, owner) for t, owner, _ in found)
+                owners = item[at[k] : end[k]].tolist()
+                found.update((int(text[k]), i, int(hashes[k])) for i in owners)
+        shares = Counter((t, i) for t, i, _ in found)
         hits = (Hit(t, i, c / int(self.needed[i])) for (t, i), c in shares.items())
         return sorted(hit for hit in hits if hit.share >= self.threshold)
 
@@ -860,11 +748,11 @@ def decontaminate(
 ) -> list[Hit]:
     """Return which documents contain which evaluation items, by `Decontaminator`."""
     finder = Decontaminator(items, ngram, threshold, shortest)
-    hits = []
-    for k in range(0, len(docs), batch):
-        found = finder.find(docs[k : k + batch])
-        hits += [hit._replace(document=hit.document + k) for hit in found]
-    return hits
+    return [
+        hit._replace(document=hit.document + k)
+        for k in range(0, len(docs), batch)
+        for hit in finder.find(docs[k : k + batch])
+    ]
 
 
 # ---- A judge that learns
@@ -902,17 +790,11 @@ class QualityClassifier:
         return 1 / (1 + np.exp(-(total / np.maximum(count, 1) + self.bias)))
 
     def fit(
-        self,
-        good: Sequence[str],
-        bad: Sequence[str],
-        steps: int = 100,
-        lr: float = 1.0,
-        decay: float = 1e-5,
+        self, good: Sequence[str], bad: Sequence[str], steps: int = 100
     ) -> list[float]:
         """Train on all texts at once by AdaGrad; both classes weigh the same.
 
-        decay: L2 penalty. Returns the loss in nats of each step. Raises DataError
-        when a class has no text.
+        Returns the loss in nats of each step. Raises DataError when a class is empty.
         """
         if not len(good) or not len(bad):
             raise DataError("a classifier needs texts of both kinds: one list is empty")
@@ -928,31 +810,30 @@ class QualityClassifier:
             losses.append(float(weight @ (np.logaddexp(0, logit) - label * logit)))
             error = weight * (1 / (1 + np.exp(-logit)) - label)
             slope = np.bincount(bucket, (error * share)[text], len(self.weights))
-            slope += decay * self.weights
+            slope += 1e-5 * self.weights  # L2 penalty
             squares += slope**2
-            self.weights -= lr * slope / np.sqrt(squares)
+            self.weights -= slope / np.sqrt(squares)
             bias_squares += error.sum() ** 2
-            self.bias -= lr * float(error.sum()) / float(np.sqrt(bias_squares))
+            self.bias -= float(error.sum() / np.sqrt(bias_squares))
         return losses
 
     def save(self, path: str | Path) -> None:
         """Write weights and settings as one .npz file."""
+        kept = {
+            name: getattr(self, name) for name in ("bits", "ngrams", "bias", "weights")
+        }
         with Path(path).open("wb") as file:
-            np.savez(
-                file, version=self.VERSION, bits=self.bits, ngrams=self.ngrams,
-                bias=self.bias, weights=self.weights,
-            )  # fmt: skip
+            np.savez(file, version=self.VERSION, **kept)
 
     @classmethod
     def load(cls, path: str | Path) -> "QualityClassifier":
         """Read what `save` wrote. Raises DataError for another file or version."""
         try:
             with np.load(path, allow_pickle=False) as stored:
-                found = {name: stored[name] for name in stored.files}
-            version, weights = int(found["version"]), found["weights"]
-            model = cls(int(found["bits"]), int(found["ngrams"]))
-            model.bias = float(found["bias"])
-        except (OSError, ValueError, KeyError, EOFError) as error:
+                version, weights = int(stored["version"]), stored["weights"]
+                model = cls(int(stored["bits"]), int(stored["ngrams"]))
+                model.bias = float(stored["bias"])
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is no classifier: {error}") from None
         if version != cls.VERSION or weights.shape != model.weights.shape:
             raise DataError(
@@ -961,17 +842,3 @@ class QualityClassifier:
             )
         model.weights = weights
         return model
-
-
-@dataclass(frozen=True)
-class LearnedQuality:
-    """Keep texts that a QualityClassifier gives at least `min_score`."""
-
-    classifier: QualityClassifier
-    min_score: float = 0.5
-    name: str = "classifier"
-
-    def __call__(self, text: str) -> str | None:
-        """Return why the text is dropped, or None."""
-        score = float(self.classifier.scores([text])[0])
-        return None if score >= self.min_score else "low score"

@@ -1,6 +1,6 @@
 """Contract of the filters of pages: a module (or namespace) with `normalize`, the
 filters `GopherQuality`, `GopherRepetition`, `C4Quality`, `FineWebQuality`, `Language`,
-and `judge` and `Tally`, which apply and count them.
+and `judge`, which applies them.
 
 A filter made without arguments has the published thresholds; called with a text it
 returns a reason (a non-empty str) to drop it, or None.
@@ -344,24 +344,6 @@ def test_judge_names_the_first_filter_that_drops(part):
     assert (one.calls, two.calls, three.calls) == (1, 1, 0), "it goes on after a drop"
     assert part.judge("x", [one]) is None
     assert part.judge("x", []) is None
-
-
-def test_tally_counts_every_document(part):
-    tally = part.Tally(keep_examples=2)
-    for k in range(10):
-        tally.add(f"text {k}", None if k % 2 else f"reason {k % 4}")
-    assert (tally.seen, tally.kept) == (10, 5)
-    assert tally.dropped == {"reason 0": 3, "reason 2": 2}
-    assert tally.seen == tally.kept + sum(tally.dropped.values())
-    assert tally.examples["reason 0"] == ["text 0", "text 4"], "the first two"
-    other = part.Tally(keep_examples=2)
-    other.add("later", "reason 2")
-    other.add("new", "reason 9")
-    tally.merge(other)
-    assert (tally.seen, tally.kept) == (12, 5)
-    assert tally.dropped["reason 2"] == 3
-    assert tally.examples["reason 9"] == ["new"]
-    assert tally.examples["reason 2"] == ["text 2", "text 6"], "the earlier ones stay"
 
 
 def test_filters_share_words_and_agree_with_plain_text(part):

@@ -130,6 +130,10 @@ def test_files_that_are_none_are_refused(part):
         np.savez(path, version=1, bits=4, ngrams=1, bias=0.0, weights=np.zeros(15))
         with pytest.raises(ValueError, match=r"quality\.npz"):
             part.load(path)
+        trained(part).save(path)
+        path.write_bytes(path.read_bytes()[:-30])
+        with pytest.raises(ValueError, match=r"quality\.npz"):
+            part.load(path)
 
 
 def test_wrong_input_is_refused(part):

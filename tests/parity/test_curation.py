@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -20,10 +21,8 @@ from littlelm_core.curation import (
     FineWebQuality,
     GopherQuality,
     GopherRepetition,
-    LearnedQuality,
     MinHash,
     Page,
-    QualityClassifier,
     decontaminate,
     deduplicate,
     judge,
@@ -180,10 +179,7 @@ digest.update(repr(decontaminate(docs, docs[:50])).encode())
 model = QualityClassifier(bits=10)
 model.fit(docs[:100], docs[100:200])
 digest.update(model.weights.tobytes())
-tally = Tally()
-for text in docs:
-    tally.add(text, judge(text, PROSE_FILTERS))
-digest.update(repr(tally).encode())
+digest.update(repr([judge(text, PROSE_FILTERS) for text in docs]).encode())
 print(digest.hexdigest())
 """
 
@@ -243,13 +239,12 @@ def test_words_are_those_of_a_plain_reference():
     assert len(set(seen.values())) == len(seen), "two words have the same hash"
 
 
-@pytest.mark.parametrize("size", [1, 50, curation._BLOCK - 2, 3 * curation._BLOCK])
+@pytest.mark.parametrize("size", [10, 50, curation._BLOCK - 2])
 def test_blocks_of_any_size_give_the_same_words(size, monkeypatch):
     draw = random.Random(4)
     text = " ".join(
         "".join(draw.choices("abc", k=draw.choice((1, 9)))) for _ in "x" * 9999
     )
-    text += " " + "y" * 100_000 + " end"
     want = word_hashes([text, "tail"])
     monkeypatch.setattr(curation, "_BLOCK", size)
     got = word_hashes([text, "tail"])
@@ -260,17 +255,16 @@ def test_blocks_of_any_size_give_the_same_words(size, monkeypatch):
 def test_a_blob_is_cut_into_words():
     blob = "y" * 3_000_000
     hashes, offsets = word_hashes(["a", blob, blob + " b"])
-    assert np.diff(offsets).tolist() == [1, 367, 368]
-    assert np.array_equal(hashes[1:368], hashes[368:735])
-    assert len(np.unique(hashes[1:368])) == 2, "equal pieces and a rest"
+    assert np.diff(offsets).tolist() == [1, 92, 93]
+    assert np.array_equal(hashes[1:93], hashes[93:185])
+    assert len(np.unique(hashes[1:93])) == 2, "equal pieces and a rest"
 
 
-def test_normalize_looks_for_all_that_it_changes():
+def test_normalize_leaves_no_odd_character():
     for code in range(0x10000):
-        text = "a" + chr(code) + "b"
-        parts = (curation._BREAK, curation._SPACE, curation._UNSEEN)
-        if any(p.search(text) for p in (*parts, curation._SURROGATE)):
-            assert curation._ODD.search(text) or text == "a\nb", f"U+{code:04X}"
+        odd = unicodedata.category(chr(code)) in ("Cc", "Cs", "Zl", "Zp", "Zs")
+        if odd and chr(code) not in "\t\n ":
+            assert chr(code) not in normalize(f"a{chr(code)}b"), f"U+{code:04X}"
 
 
 def test_batches_do_not_matter():
@@ -327,10 +321,17 @@ def test_items_too_short_are_listed():
     assert Decontaminator(["a"]).find(["a", "b"]) == []
 
 
-def test_a_classifier_is_a_filter():
-    model = QualityClassifier(bits=12)
-    model.fit(["calm river stones"] * 5, ["buy now cheap"] * 5)
-    drop = LearnedQuality(model)
-    assert judge("stones and a river", [drop]) is None
-    assert judge("buy cheap stones now", [LearnedQuality(model, 0.9)]) is not None
-    assert judge("buy now", [drop]) == "classifier: low score"
+def test_many_that_meet_and_are_unlike_are_not_compared_one_by_one():
+    draw = random.Random(8)
+    footer = " ".join(str(draw.getrandbits(40)) for _ in range(300))
+    docs = [
+        footer + " ".join(str(draw.getrandbits(40)) for _ in range(500))
+        for _ in range(400)
+    ]
+    all_meet = MinHash(permutations=112, bands=112)
+    kept, report = deduplicate(
+        [*docs, docs[7] + " end", docs[9] + " end"], 0.8, all_meet
+    )
+    assert kept == list(range(400))
+    assert set(report.clusters) == {7, 9}
+    assert report.compared < 400, f"{report.compared} of 80,000 pairs were compared"

@@ -13,7 +13,6 @@ from littlelm_core.curation import (
     GopherQuality,
     GopherRepetition,
     Language,
-    Tally,
 )
 
 
@@ -71,7 +70,7 @@ class CountsStopWords(GopherQuality):
 class CountsOverlaps(GopherRepetition):
     """Counts every repeated n-gram, so that each word counts n times."""
 
-    def _n_grams(self, text):
+    def __call__(self, text):
         words = text.split()
         for n, limit in self.repeated:
             grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
@@ -158,32 +157,14 @@ def strips_lines(text):
 
 def one_pass(text):
     """Composes first and takes invisible characters out after it."""
-    text = unicodedata.normalize("NFC", curation._SURROGATE.sub("\ufffd", text))
-    text = curation._UNSEEN.sub("", curation._SPACE.sub(" ", text))
-    text = re.sub(r"\n{3,}", "\n\n", curation._BREAK.sub("\n", text))
+    text = unicodedata.normalize("NFC", text.replace("\r\n", "\n"))
+    text = re.sub(r"\n{3,}", "\n\n", text.translate(curation._SPELLING))
     return "\n".join(line.rstrip() for line in text.split("\n")).strip("\n")
 
 
 def judges_all(text, filters):
     reasons = [f"{drop.name}: {reason}" for drop in filters if (reason := drop(text))]
     return reasons[0] if reasons else None
-
-
-class KeepsTheLast(Tally):
-    """The examples of a reason are the last ones, other ones for each worker."""
-
-    def add(self, text, reason):
-        super().add(text, reason)
-        if reason is not None:
-            self.examples[reason] = [*self.examples[reason], text][
-                -self.keep_examples :
-            ]
-
-
-class ForgetsToMerge(Tally):
-    def merge(self, later):
-        self.seen += later.seen
-        self.dropped = self.dropped | later.dropped  # the larger, not the sum
 
 
 ZOO = {
@@ -246,10 +227,5 @@ ZOO = {
     "asks every filter": (
         others(judge=judges_all),
         "test_judge_names_the_first_filter_that_drops",
-    ),
-    "last examples": (others(Tally=KeepsTheLast), "test_tally_counts_every_document"),
-    "merge without a sum": (
-        others(Tally=ForgetsToMerge),
-        "test_tally_counts_every_document",
     ),
 }
