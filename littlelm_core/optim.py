@@ -189,6 +189,36 @@ SCALES: dict[str, Callable[[int, int], float]] = {
 }
 
 
+# ---- Weights in bf16
+
+
+def round_stochastically(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Round fp32 to one of the two bf16 neighbors, the nearer one more often.
+
+    The mean of many roundings is x: a change too small for bf16 is made now and then,
+    and not lost every time. Values that are not finite stay.
+    """
+    bits = x.view(torch.int32)  # bf16 is the upper half of an fp32
+    noise = torch.empty_like(bits).random_(0, 1 << 16, generator=generator)
+    rounded = ((bits + noise) & -(1 << 16)).view(torch.float32)
+    return torch.where(x.isfinite(), rounded, x).bfloat16()
+
+
+def wide(p: Tensor) -> Tensor:
+    """Return a weight's values in at least fp32: itself, or a copy."""
+    return p.to(torch.promote_types(p.dtype, torch.float32))
+
+
+def write_back(p: Tensor, value: Tensor, noise: torch.Generator | None = None) -> None:
+    """Store what became of `wide(p)`; nothing to do when that is p itself.
+
+    noise: where the random bits come from when bf16 is rounded stochastically.
+    """
+    if value is not p:
+        random = noise is not None and p.dtype == torch.bfloat16
+        p.copy_(round_stochastically(value, noise) if random else value)
+
+
 # ---- Decay, and the rows
 
 
@@ -221,36 +251,6 @@ def even_rows(update: Tensor, state: dict[str, Any]) -> Tensor:
         torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) for x in (update, even)
     )
     return even * (before / after.clamp(min=tiny))
-
-
-# ---- Weights in bf16
-
-
-def round_stochastically(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Round fp32 to one of the two bf16 neighbors, the nearer one more often.
-
-    The mean of many roundings is x: a change too small for bf16 is made now and then,
-    and not lost every time. Values that are not finite stay.
-    """
-    bits = x.view(torch.int32)  # bf16 is the upper half of an fp32
-    noise = torch.empty_like(bits).random_(0, 1 << 16, generator=generator)
-    rounded = ((bits + noise) & -(1 << 16)).view(torch.float32)
-    return torch.where(x.isfinite(), rounded, x).bfloat16()
-
-
-def wide(p: Tensor) -> Tensor:
-    """Return a weight's values in at least fp32: itself, or a copy."""
-    return p.to(torch.promote_types(p.dtype, torch.float32))
-
-
-def write_back(p: Tensor, value: Tensor, noise: torch.Generator | None = None) -> None:
-    """Store what became of `wide(p)`; nothing to do when that is p itself.
-
-    noise: where the random bits come from when bf16 is rounded stochastically.
-    """
-    if value is not p:
-        random = noise is not None and p.dtype == torch.bfloat16
-        p.copy_(round_stochastically(value, noise) if random else value)
 
 
 # ---- The optimizer
