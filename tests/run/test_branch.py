@@ -27,7 +27,8 @@ SMALL = (
     "checkpoints_kept=99", "validate_every=-1", "sample_every=-1", "model.dim=32",
     "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn_dim=64",
     "model.context=32", "tokenizer.vocab_size=260", "precision.dtype=fp32",
-    "schedule.use=wsd", "schedule.warmup=4", "schedule.shape=1-sqrt",
+    "schedule.use=wsd", "schedule.warmup=4", "schedule.decay=0",
+    "schedule.shape=1-sqrt",
 )  # fmt: skip
 SLOW = """
 import time
@@ -189,3 +190,13 @@ def test_refusals_are_one_line(home):
         home, "resume=runs/tiny", "steps=44", "schedule.decay=4", "run_dir=runs/on"
     )
     assert len(curve(home / "runs" / "on")) == 44, "a folder stands for its newest"
+
+
+def test_a_branch_of_a_run_with_a_group_that_never_moves(home):
+    muon = "optimizer.use=muon", "optimizer.matrix.lr=0.0"
+    littlelm(home, *muon, "run_dir=runs/still", "stop_step=6")
+    littlelm(
+        home, *muon, "resume=runs/still", "steps=8", "schedule.decay=2",
+        "run_dir=runs/still-2",
+    )  # fmt: skip
+    assert len(curve(home / "runs" / "still-2")) == 8
