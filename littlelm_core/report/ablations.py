@@ -76,9 +76,10 @@ TECHNIQUES = {
         "length reaches {cite}`hagele2024`; MiniCPM found the last 10 % to be enough "
         "{cite}`hu2024`. The reference run decays over the last half, to 5 % "
         "{cite}`littlelm2026`.",
-        "When the length is fixed from the start and the rate is searched for each "
-        "schedule: then a cosine to zero is as good. It pays when the length is open, "
-        "or when a low rate has to do as much as it can.",
+        "In long runs whose length is fixed from the start and whose rate is searched "
+        "for each schedule: there a cosine to zero is as good {cite}`hagele2024`. It "
+        "pays when the length is open, and when a run is so short, or its rate so low, "
+        "that a higher mean rate counts.",
     ),
     "muon": Technique(
         "Muon on the block matrices",
@@ -114,8 +115,10 @@ TECHNIQUES = {
         "tokens, with a loss about as low, but CORE .338 instead of .384: long prompts "
         "no longer fit {cite}`littlelm2026`. A model may also train short first and "
         "long later {cite}`press2021`.",
-        "When the text has long documents and the score needs them. The reference run "
-        "went back to 2,048.",
+        "When documents are long and the score needs them: the reference run went back "
+        "to 2,048. A model this small, trained this briefly, has little use for what "
+        "lies far back, and shorter rows bring more documents into a step: a likely "
+        "reason for a gain in loss, which nobody should expect of a large model.",
     ),
 }
 
