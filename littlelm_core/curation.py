@@ -18,7 +18,7 @@ import re
 import string
 import unicodedata
 import zipfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -522,7 +522,7 @@ class MinHash:
             starts, work = offsets[low:high] - offsets[low], np.empty_like(block)
             for k in range(self.permutations):
                 np.multiply(block, odd[k], out=work)
-                np.add(work, shift[k], out=work)
+                work += shift[k]
                 np.minimum.reduceat(work, starts, out=signatures[k, low:high])
             low = high
         return np.ascontiguousarray(signatures.T)
@@ -631,9 +631,9 @@ def deduplicate(
     if not 0 < threshold <= 1:
         raise ConfigError(f"threshold {threshold} is no similarity: 0 < threshold <= 1")
     minhash = minhash or MinHash()
-    copies: dict[str, list[int]] = {}  # the indices of each different text
+    copies: dict[str, list[int]] = defaultdict(list)  # the indices of each text
     for i, text in enumerate(docs):
-        copies.setdefault(text, []).append(i)
+        copies[text].append(i)
     texts = list(copies)
     parts = map(minhash.signatures, _batches(texts, batch))
     signatures = np.concatenate([minhash.signatures([]), *parts])
@@ -645,7 +645,7 @@ def deduplicate(
     # in fewer entries belong to a duplicate once in 10^9 times (Hoeffding's bound).
     margin = np.sqrt(np.log(1e9) * minhash.permutations / 2)
     least = threshold * minhash.permutations - margin
-    clusters, compared = Clusters(), 0
+    clusters, compared = Clusters(), set()
     for group in groups:
         roots = np.array([clusters.find(i) for i in group])
         mine = signatures[list(group)]
@@ -653,22 +653,23 @@ def deduplicate(
             apart = k + np.flatnonzero(roots[k:] != roots[k])
             agree = (mine[apart] == mine[k]).sum(1)
             for j in apart[agree >= least].tolist():
-                if roots[j] == roots[k]:
-                    continue  # united meanwhile
-                compared += 1
-                if jaccard(sets[group[k]], sets[group[j]]) >= threshold:
-                    clusters.unite(group[k], group[j])
+                pair = group[k], group[j]
+                if roots[j] == roots[k] or pair in compared:
+                    continue  # united meanwhile, or known to be unlike
+                compared.add(pair)
+                if jaccard(*(sets[i] for i in pair)) >= threshold:
+                    clusters.unite(*pair)
                     roots[roots == roots[j]] = roots[k]
-    members: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = defaultdict(list)
     for i, same in enumerate(copies.values()):
-        members.setdefault(clusters.find(i), []).extend(same)
+        members[clusters.find(i)] += same
     named = {min(group): sorted(group) for group in members.values()}
     report = DedupReport(
         documents=len(docs),
         kept=len(named),
         exact=len(docs) - len(texts),
         near=len(texts) - len(named),
-        compared=compared,
+        compared=len(compared),
         clusters={i: group for i, group in named.items() if len(group) > 1},
     )
     return list(named), report
@@ -802,19 +803,19 @@ class QualityClassifier:
         label = np.repeat([1.0, 0.0], [len(good), len(bad)])
         weight = np.repeat([0.5 / len(good), 0.5 / len(bad)], [len(good), len(bad)])
         share = 1 / np.maximum(np.bincount(text, minlength=len(label)), 1)
-        squares, bias_squares = np.full(len(self.weights), 1e-12), 1e-12
-        losses = []
+        params = np.append(self.weights, self.bias)
+        squares, losses = np.full(len(params), 1e-12), []
         for _ in range(steps):
-            total = np.bincount(text, self.weights[bucket], len(label))
-            logit = total * share + self.bias
+            total = np.bincount(text, params[bucket], len(label))
+            logit = total * share + params[-1]
             losses.append(float(weight @ (np.logaddexp(0, logit) - label * logit)))
             error = weight * (1 / (1 + np.exp(-logit)) - label)
-            slope = np.bincount(bucket, (error * share)[text], len(self.weights))
-            slope += 1e-5 * self.weights  # L2 penalty
+            slope = np.bincount(bucket, (error * share)[text], len(params))
+            slope += 1e-5 * params  # L2 penalty, but not of the bias
+            slope[-1] = error.sum()
             squares += slope**2
-            self.weights -= slope / np.sqrt(squares)
-            bias_squares += error.sum() ** 2
-            self.bias -= float(error.sum() / np.sqrt(bias_squares))
+            params -= slope / np.sqrt(squares)
+        self.weights, self.bias = params[:-1], float(params[-1])
         return losses
 
     def save(self, path: str | Path) -> None:
