@@ -279,7 +279,7 @@ def made_up():
     for rate, score in ((1.0, 2.5), (2.0, 2.0), (4.0, None)):
         run("baseline", rate, SWEEP_SEED, score)
         run("muon", rate, SWEEP_SEED, score)
-    for seed, base, muon in ((1, 2.0, 1.9), (2, 2.2, 2.0), (3, 2.1, 1.8)):
+    for seed, base, muon in ((1, 2.0, 1.9), (2, 2.2, 2.08), (3, 2.1, 1.96)):
         run("baseline", 2.0, seed, base)
         run("muon", 2.0, seed, muon)
     run("muon", 1.0, 1, 9.0)  # of a rate that was not chosen
@@ -289,21 +289,25 @@ def made_up():
 def test_an_effect_is_the_mean_over_pairs_of_seeds():
     data = made_up()
     assert ablations.chosen_rate(data, "muon") == 2.0
-    assert ablations.scores(data, "muon") == {1: 1.9, 2: 2.0, 3: 1.8}
+    assert ablations.scores(data, "muon") == {1: 1.9, 2: 2.08, 3: 1.96}
     gain = ablations.effect(data, "baseline", "muon")
-    assert gain.mean == pytest.approx(0.2)  # of 0.1, 0.2 and 0.3
-    assert gain.spread == pytest.approx(0.1)
+    assert gain.mean == pytest.approx(0.12)  # of 0.10, 0.12 and 0.14
+    assert gain.spread == pytest.approx(0.02)
     assert ablations.verdict(gain) == "gains"
     back = ablations.effect(data, "muon", "baseline")
     assert ablations.verdict(back) == "loses"
     assert ablations.effect(data, "baseline", "fp8") is None
 
 
-def test_seeds_that_disagree_are_noise():
-    gain = ablations.Effect(0.1, 0.05, {1: 0.3, 2: -0.1, 3: 0.1})
-    assert ablations.verdict(gain) == "within the noise"
-    gain = ablations.Effect(0.1, 0.15, {1: 0.01, 2: 0.02, 3: 0.27})
-    assert ablations.verdict(gain) == "within the noise"
+def test_a_verdict_needs_the_interval_to_leave_out_zero():
+    # A spread of 1 over three seeds: the interval reaches 4.30 / sqrt(3) = 2.48 far.
+    seeds = {1: 1.0, 2: 2.0, 3: 3.0}
+    assert ablations.verdict(ablations.Effect(2.0, 1.0, seeds)) == "within the noise"
+    assert ablations.verdict(ablations.Effect(2.4, 1.0, seeds)) == "within the noise"
+    assert ablations.verdict(ablations.Effect(2.6, 1.0, seeds)) == "gains"
+    assert ablations.verdict(ablations.Effect(-2.6, 1.0, seeds)) == "loses"
+    one = ablations.Effect(2.0, 0.0, {1: 2.0})  # a single seed tells nothing
+    assert ablations.verdict(one) == "within the noise"
 
 
 @pytest.mark.parametrize("fix", ablations.FIXES)
