@@ -81,6 +81,14 @@ def test_the_rate_of_a_group_is_read_at_every_step(part):
                 )
         still = [torch.equal(p, before[n]) for n, p in model.named_parameters()]
         assert not all(still), f"nothing of {moving} moved at a rate of 0.01"
+        before = weights(model)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        learn(model, 1)
+        optimizer.step()
+        assert all(torch.equal(p, before[n]) for n, p in model.named_parameters()), (
+            f"{moving} moved by the rate of its first step, and the rate is 0 now"
+        )
 
 
 def test_decay_is_decoupled_and_only_where_it_is_wanted(part):

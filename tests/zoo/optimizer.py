@@ -96,6 +96,17 @@ def own_keys_lost(groups, **keys):
     return MuonAdamW(plain, **{"lr": 0.01, **keys})
 
 
+class RateOfTheFirstStep(MuonAdamW):
+    """The rate of AdamW's groups is kept when it is first seen."""
+
+    def update(self, group, params, noise=None):
+        rate = group["lr"]
+        if not self.is_muon(group):
+            group["lr"] = group.setdefault("first", rate)
+        super().update(group, params, noise)
+        group["lr"] = rate
+
+
 ZOO = {
     "decay in the gradient": (
         DecayInTheGradient,
@@ -111,6 +122,10 @@ ZOO = {
     ),
     "rate of the start": (
         RateKeptFromTheStart,
+        "test_the_rate_of_a_group_is_read_at_every_step",
+    ),
+    "rate of the first step": (
+        RateOfTheFirstStep,
         "test_the_rate_of_a_group_is_read_at_every_step",
     ),
     "decay without the rate": (
