@@ -66,9 +66,12 @@ def token_shares(
     if not (isinstance(temperature, Real) and 0 < temperature < math.inf):
         raise ConfigError(f"mixture.temperature = {temperature!r} must be above 0")
     weights = tokens if weights is None else weights
-    for name in sorted({*weights} ^ {*tokens}):
-        if name in weights:
-            raise ConfigError(f"mixture: no domain {name!r}{nearest(name, tokens)}")
+    for name in sorted({*weights} - {*tokens}):
+        raise ConfigError(
+            f"mixture: no domain {name!r}{nearest(name, tokens)}: weights are by the "
+            "data's domains, write yours or take mixture.use=proportional"
+        )
+    for name in sorted({*tokens} - {*weights}):
         raise ConfigError(f"mixture: domain {name!r} has no weight: 0 leaves it out")
     for name, weight in weights.items():
         if not (isinstance(weight, Real) and 0 <= weight < math.inf):
@@ -78,10 +81,10 @@ def token_shares(
                 f"mixture: domain {name!r} has the weight {weight:g} and no tokens: "
                 "prepare text for it, or give it the weight 0"
             )
-    total = math.fsum(weights.values())
-    if total == 0:
+    most = max(weights.values(), default=0)  # becomes 1, at any temperature
+    if most == 0:
         raise ConfigError("mixture: every weight is 0: give one domain more")
-    flat = {n: (w / total) ** (1 / temperature) for n, w in sorted(weights.items())}
+    flat = {n: (w / most) ** (1 / temperature) for n, w in sorted(weights.items())}
     total = math.fsum(flat.values())
     return {name: share / total for name, share in flat.items()}
 

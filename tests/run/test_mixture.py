@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from littlelm_core.bench import mixture as search
-from littlelm_core.config import DataError, load_run
+from littlelm_core.config import ConfigError, DataError, load_run
 from littlelm_core.ingest import prepare
-from littlelm_core.mixture import fit_mixture
+from littlelm_core.mixture import fit_mixture, token_shares
 from littlelm_core.tokenizer import Tokenizer
 from littlelm_core.trainer import Trainer, train
 
@@ -240,3 +240,9 @@ def test_the_search_goes_on_where_it_was_and_finds_weights(tmp_path):
     fresh = [key for key in after if after[key] != runs.get(key)]
     assert fresh == [lost], f"{fresh} were trained anew, {lost} was missing"
     assert after[lost]["score"] == runs[lost]["score"], "a run is not repeatable"
+
+
+def test_a_cold_temperature_leaves_the_largest_and_a_typing_error_is_named():
+    assert token_shares({"a": 2, "b": 1}, {"a": 9, "b": 9}, 1e-4) == {"a": 1, "b": 0}
+    with pytest.raises(ConfigError, match=r"no domain 'codes'.*did you mean 'code'"):
+        token_shares({"codes": 1, "z": 1}, {"code": 9, "z": 9})
