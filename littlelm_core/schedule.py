@@ -23,6 +23,7 @@ __all__ = [
     "come_down",
     "cosine",
     "momentum_at",
+    "steps_of",
     "warm_up",
     "wsd",
 ]
@@ -31,7 +32,12 @@ __all__ = [
 # ---- Warm-up
 
 
-def check_phases(step: int, total: int, **phases: int) -> None:
+def steps_of(length: int | float, total: int) -> int | float:
+    """Return a phase's steps: a length between 0 and 1 is a share of the total."""
+    return round(length * total) if 0 < length < 1 else length
+
+
+def check_phases(step: int, total: int, **phases: int | float) -> None:
     """Raise ConfigError unless the phases of a schedule fit into its steps.
 
     phases: lengths in steps by name (warmup=..., decay=...), 0 for none.
@@ -39,7 +45,8 @@ def check_phases(step: int, total: int, **phases: int) -> None:
     for name, value in {"step": step, "total": total, **phases}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(
-                f"schedule.{name} = {value!r} must be a number of steps, 0 or more"
+                f"schedule.{name} = {value!r} must be a number of steps, 0 or more, "
+                "or a share below 1 of the total"
             )
     if total < 1:
         raise ConfigError("schedule.total = 0: a run has at least 1 step")
@@ -70,14 +77,16 @@ def warm_up(step: int, warmup: int) -> float:
 
 
 @register("schedule", "cosine")
-def cosine(step: int, total: int, warmup: int = 0, floor: float = 0.0) -> float:
+def cosine(step: int, total: int, warmup: int | float = 0, floor: float = 0.0) -> float:
     """Return the multiplier of the peak rate: linear warm-up, then half a cosine.
 
     step: 0 ... total - 1; later steps stay at the floor, which step = total would be
-    the first to reach. warmup: steps. floor: share of the peak at the end.
+    the first to reach. warmup: steps, or a share of total. floor: share of the peak
+    at the end.
     Raises ConfigError: a warm-up longer than the run, a negative length, a floor
     outside 0 ... 1. Source: SGDR (arXiv 1608.03983), without restarts.
     """
+    warmup = steps_of(warmup, total)
     check_phases(step, total, warmup=warmup)
     check_floor(floor)
     if step < warmup:
@@ -133,8 +142,8 @@ def momentum_at(step: int, momentum: tuple[float, ...], warmup: int) -> float:
 def wsd(
     step: int,
     total: int,
-    warmup: int = 0,
-    decay: int = 0,
+    warmup: int | float = 0,
+    decay: int | float = 0,
     shape: Literal["linear", "1-sqrt", "cosine"] = "linear",
     floor: float = 0.0,
     momentum: tuple[float, ...] = (),
@@ -145,7 +154,8 @@ def wsd(
 
     step: 0 ... total - 1. From step total - decay on, which is still at the peak, the
     rate comes down in `shape`, to reach the floor at step total; later ones stay there.
-    decay = 0 holds to the end: a trunk, from which decays may branch.
+    decay = 0 holds to the end: a trunk, from which decays may branch. Both lengths are
+    steps, or, between 0 and 1, shares of total.
     momentum: (from, to), a line over the first `momentum_warmup` steps.
     weight_decay_follows: the weight decay falls with the rate. With either the return
     value is {"lr": multiplier, "momentum": value, "weight_decay": multiplier}.
@@ -153,6 +163,7 @@ def wsd(
     Sources: MiniCPM (arXiv 2404.06395); 1-sqrt from Hagele et al. (arXiv 2405.18392);
     the momentum warm-up from the modded-nanogpt speed runs.
     """
+    warmup, decay = steps_of(warmup, total), steps_of(decay, total)
     check_phases(step, total, warmup=warmup, decay=decay)
     past = step - (total - decay)
     x = past / decay if decay and past > 0 else 0.0

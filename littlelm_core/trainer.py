@@ -773,7 +773,8 @@ class Trainer(Loop):
         mend = "a branch may have another schedule, length and mixture alone"
         self.load(folder, mend, free=("mixture",))
         table = {"total": self.run.steps, "decay": 0, **self.run.schedule.options}
-        begins = table["total"] - table["decay"]
+        total, decay = table["total"], table["decay"]
+        begins = total - (decay if decay >= 1 else round(decay * total))
         if self.step >= self.last or self.step > begins:
             raise ConfigError(
                 f"{folder} is at step {self.step}; this run ends at step {self.last}, "

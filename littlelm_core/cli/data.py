@@ -58,7 +58,8 @@ def data_prepare(
       littlelm data prepare HuggingFaceFW/fineweb-edu:sample-10BT:train \\
           --out data/prepared/edu --tokenizer gpt2
       littlelm data prepare climbmix --shards 4
-      littlelm train tiny data.source=data/prepared/books run_dir=runs/books
+      littlelm train tiny data.source=data/prepared/books \\
+          mixture.use=proportional run_dir=runs/books
     """
     from littlelm_core.config import ConfigError
     from littlelm_core.ingest import prepare
@@ -300,7 +301,7 @@ def _show_prepared(manifest: dict[str, Any], out: Path) -> None:
     size = manifest["tokenizer"]["vocab_size"]
     console.print(
         f"next: littlelm train tiny data.source={out} tokenizer.vocab_size={size} "
-        f"run_dir=runs/{out.name}",
+        f"mixture.use=proportional run_dir=runs/{out.name}",
         soft_wrap=True,
     )
 

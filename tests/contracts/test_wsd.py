@@ -139,3 +139,15 @@ def test_momentum_and_weight_decay_move_when_asked(part):
             part(0, 10, 2, 4, momentum=wrong)
     with pytest.raises(ValueError, match="momentum_warmup"):
         part(0, 10, 2, 4, **{**keys, "momentum_warmup": -1})
+
+
+def test_lengths_may_be_shares_of_the_whole(part):
+    """A run that gets another number of steps keeps the shape of its schedule."""
+    for total in (10, 200, 33):
+        steps = {"warmup": round(0.1 * total), "decay": round(0.4 * total)}
+        for step in range(total):
+            shares = part(step, total, warmup=0.1, decay=0.4, floor=0.1)
+            assert shares == part(step, total, **steps, floor=0.1), "share != steps"
+    for wrong in ({"warmup": 1.5}, {"decay": -0.2}, {"warmup": 0.7, "decay": 0.6}):
+        with pytest.raises(ConfigError):
+            part(0, 100, **{"warmup": 0, "decay": 0, **wrong})

@@ -28,7 +28,7 @@ SMALL = (
     "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn_dim=64",
     "model.context=32", "tokenizer.vocab_size=260", "precision.dtype=fp32",
     "schedule.use=wsd", "schedule.warmup=4", "schedule.decay=0",
-    "schedule.shape=1-sqrt",
+    "schedule.shape=1-sqrt", "mixture.use=proportional",
 )  # fmt: skip
 SLOW = """
 import time

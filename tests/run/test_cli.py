@@ -25,6 +25,7 @@ SMALL = (
     "model.dim=32", "model.layers=1", "model.heads=2", "model.kv_heads=1",
     "model.ffn_dim=48", "model.context=32", "precision.compile=false",
     "checkpoint_every=4", "validate_every=-1", "sample_every=-1",
+    "mixture.use=proportional",
 )  # fmt: skip
 
 

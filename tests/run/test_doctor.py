@@ -55,7 +55,7 @@ def test_a_small_run_fits_and_a_large_one_does_not():
 
 
 def test_memory_counts_weights_gradients_and_states():
-    run = load_run("tiny", ["rows=1", "model.context=8"])
+    run = load_run("tiny-adamw", ["rows=1", "model.context=8"])
     cfg = model_config(run)
     parameters = doctor.fit(run, _machine(), RATES).parameters
     needed = doctor.memory_needed(run, cfg, bf16=False)
