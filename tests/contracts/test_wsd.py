@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from littlelm_core import check
+from littlelm_core.config import ConfigError
 
 PART = "littlelm_core.schedule:wsd"
 
