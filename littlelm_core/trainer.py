@@ -509,20 +509,19 @@ def schedule_of(run: RunConfig) -> Callable[[int], dict[str, float]]:
     "weight_decay", a share of each group's own. Raises ConfigError for anything else.
     """
     options = {"total": run.steps, **run.schedule.options}
-    part, known = (
-        resolve("schedule", run.schedule.use),
-        {"lr", "momentum", "weight_decay"},
-    )
+    part = resolve("schedule", run.schedule.use)
+    known = {"lr", "momentum", "weight_decay"}
 
     def values(step: int) -> dict[str, float]:
         given = part(step, **options)
         table = dict(given) if isinstance(given, Mapping) else {"lr": given}
         good = all(isinstance(v, Real) and 0 <= v < math.inf for v in table.values())
+        good = good and table.get("momentum", 0) < 1
         if not good or not {"lr"} <= table.keys() <= known:
             raise ConfigError(
                 f"schedule.use = {run.schedule.use!r} gives {given!r} for step {step}: "
                 "return a finite number >= 0, or such numbers by name: lr, and perhaps "
-                "momentum and weight_decay"
+                "momentum (below 1) and weight_decay"
             )
         return {key: float(value) for key, value in table.items()}
 
