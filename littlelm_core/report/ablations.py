@@ -189,12 +189,11 @@ def _curation(stored: Mapping[str, Any]) -> str:
         good = sum(domain["good"]["characters"] for domain in domains)
         return good / sum(s["characters"] for d in domains for s in d.values())
 
-    worse, better = (f"{e.mean:+.4f} ± {e.spread:.4f}" for e in (lost, back))
     return (
-        f"{text}. On a heap, {1 - share(before):.0%} of it mirrors and junk, the same "
-        f"recipe gains {worse} over the clean text; curation (a classifier, then the "
-        f"duplicates) leaves {1 - share(after):.0%} of that, and gains **{better}** "
-        "over the heap"
+        f"{text}. A heap, {1 - share(before):.0%} of it mirrors and junk, costs the "
+        f"failed recipe {-lost.mean:.4f} ± {lost.spread:.4f}; curation (a classifier, "
+        f"then the duplicates) keeps a text with {1 - share(after):.0%} of them, and "
+        f"gains **{back.mean:+.4f} ± {back.spread:.4f}** over the heap"
     )
 
 
