@@ -560,6 +560,13 @@ class Loop:
         groups, shared = parameter_groups(self.model, run.optimizer.options)
         part = Part(use=run.optimizer.use, **shared)
         self.optimizer = build("optimizer", part, groups)
+        if not all(
+            {"name", "lr"} <= group.keys() for group in self.optimizer.param_groups
+        ):
+            raise ConfigError(
+                f"optimizer.use = {run.optimizer.use!r} has groups without name or lr: "
+                "keep the keys of the groups that it was given, and a rate for each"
+            )
         self.own = {g["name"]: {**g} for g in self.optimizer.param_groups}
         has_momentum = any("momentum" in group for group in self.own.values())
         if "momentum" in self.schedule(0) and not has_momentum:

@@ -132,6 +132,20 @@ def test_the_table_is_printed_at_the_start(capsys):
         assert f"{group['lr']:g}" in line[0]
 
 
+class OneGroup(torch.optim.SGD):
+    """Puts all parameters into a group of its own, as many optimizers' examples do."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__([p for group in params for p in group["params"]], lr)
+
+
+def test_an_optimizer_that_drops_the_groups_is_refused_by_name(tmp_path):
+    with contract().scratch() as folder:
+        use = f"{__file__}:OneGroup"
+        with pytest.raises(ConfigError, match=r"OneGroup.*without name or lr"):
+            trainer(folder, optimizer={"use": use, "lr": 0.1})
+
+
 def test_one_line_makes_a_run_use_muon(tmp_path):
     """The keys of the part before mean nothing to it; its own stand in REFERENCE."""
     path = tmp_path / "sgd.toml"
