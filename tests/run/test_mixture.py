@@ -147,7 +147,7 @@ def test_ranks_train_on_the_same_rows_and_take_each_others_checkpoints(home):
         command += ["--nproc-per-node", "2", str(home / "script.py")]
         command += [str(home / "run.toml"), f"run_dir={home / where}", WEIGHTS]
         done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", timeout=120,
+            command, capture_output=True, encoding="utf-8", timeout=300,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]

@@ -9,6 +9,7 @@ import functools
 from pathlib import Path
 
 import pytest
+import torch
 
 from littlelm_core import check
 
@@ -59,6 +60,13 @@ def test_a_contract_has_tests_that_check_can_call(name):
     other = [n for n in vars(module) if n.startswith("test_") and n not in tests]
     assert not other, f"{other} of {name} take more than `part`: check can't run them"
     assert tests, f"no test in the contract {name}"
+
+
+@pytest.fixture(autouse=True)
+def _autocast_is_off():
+    """One of the animals leaves it on: the next ones must not feel it."""
+    yield
+    torch.set_autocast_enabled("cpu", False)
 
 
 @pytest.mark.parametrize(("name", "mistake"), ANIMALS)
