@@ -97,7 +97,7 @@ def refused(part, call, *words):
 
 
 def tiny(part, *overrides):
-    return part.load_run("tiny", list(overrides))
+    return part.load_run("tiny-adamw", list(overrides))
 
 
 # ---- Keys and values
@@ -206,7 +206,7 @@ def test_extends_lays_one_file_over_another(part):
         assert run.optimizer.options == {"lr": 0.4, "betas": (0.5, 0.6)}
         named = part.load_run(path / "named.toml")
         assert named.seed == 7
-        assert named.steps == tiny(part).steps
+        assert named.steps == part.load_run("tiny").steps
 
 
 def test_extends_finds_its_file_from_any_folder(part):

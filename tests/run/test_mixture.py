@@ -27,6 +27,8 @@ from littlelm_core.trainer import train
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
 train(load_run(sys.argv[1], sys.argv[2:]), quiet=True)
+torch.distributed.barrier()  # a process that leaves while its peer talks may abort it
+torch.distributed.destroy_process_group()
 """
 WEIGHTS = "mixture.weights={code=0.4,docs=0.2,rest=0.4}"
 

@@ -47,6 +47,9 @@ try:
 except LittleLMError as error:
     sys.exit(f"error: {error}")
 print("ended at", result.steps, "interrupted" if result.interrupted else "finished")
+if "RANK" in os.environ:  # a process that leaves while its peer talks may abort it
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 """
 
 OWN = '''
