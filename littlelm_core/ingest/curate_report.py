@@ -5,7 +5,6 @@ One HTML file that a browser opens from disk: no script, no request to anywhere.
 
 from __future__ import annotations
 
-import html
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 from littlelm_core.curation import MinHash
 from littlelm_core.ingest.write import write_json
 from littlelm_core.report.log import write_text
-from littlelm_core.report.page import STYLE
+from littlelm_core.report.page import escape, table, whole_page
 
+TITLE = "Curation: what was dropped and why"
 BAD_SHOWN = 20  # on the page; the JSON has more
 
 
@@ -35,26 +35,7 @@ def page(report: dict[str, Any]) -> str:
         _bad(report),
         _settings(report),
     ]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Curation: what was dropped and why</title>
-<style>{STYLE}{MORE_STYLE}</style>
-</head>
-<body>
-<main>
-{"".join(parts)}
-</main>
-</body>
-</html>
-"""
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
+    return whole_page(TITLE, "".join(parts), f"<style>{MORE_STYLE}</style>")
 
 
 def _share(part: float, whole: float) -> str:
@@ -70,16 +51,6 @@ def _bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f} B"
-
-
-def _table(heads: list[str], rows: list[list[str]]) -> str:
-    """Return a table; cells are HTML already."""
-
-    def line(cells: list[str], tag: str) -> str:
-        return "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
-
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{line(heads, "th")}</tr>{body}</table></div>'
 
 
 # ---- How much
@@ -98,7 +69,7 @@ def _header(report: dict[str, Any]) -> str:
     ]
     cells = "".join(f"<div><dt>{k}</dt><dd>{v}</dd></div>" for k, v in facts)
     return f"""<header>
-<h1>Curation: what was dropped and why</h1>
+<h1>{TITLE}</h1>
 <dl>{cells}</dl>
 {_bars(report)}
 </header>
@@ -122,13 +93,13 @@ def _bars(report: dict[str, Any]) -> str:
         whole = max(sum(steps.values()), 1)
         pieces = "".join(
             f'<i class="c{order.index(step) % 8}" style="width:{n / whole:.3%}" '
-            f'title="{_text(step)}: {n / whole:.1%}"></i>'
+            f'title="{escape(step)}: {n / whole:.1%}"></i>'
             for step, n in steps.items()
         )
         lines.append(f'<p class="where">share of {unit}</p>')
         lines.append(f'<div class="bar stack">{pieces}</div>')
     legend = "".join(
-        f'<span><i class="c{i % 8}"></i>{_text(step.replace("_", " "))}</span>'
+        f'<span><i class="c{i % 8}"></i>{escape(step.replace("_", " "))}</span>'
         for i, step in enumerate(order)
     )
     return "".join(lines) + f'<p class="legend">{legend}</p>'
@@ -141,7 +112,7 @@ def _reasons(report: dict[str, Any]) -> str:
         share = counts["documents"] / max(read["documents"], 1)
         rows.append(
             [
-                _text(reason.replace("_", " ")),
+                escape(reason.replace("_", " ")),
                 f"{counts['documents']:,}",
                 _share(counts["documents"], read["documents"]),
                 f'<span class="meter"><i style="width:{share:.2%}"></i></span>',
@@ -155,20 +126,20 @@ def _reasons(report: dict[str, Any]) -> str:
         "<p>Each document is counted once, at the first step that drops it; kept and "
         "dropped documents add up to those read.</p>"
     )
-    return "<h2>Why</h2>" + note + _table(heads, rows)
+    return "<h2>Why</h2>" + note + table(heads, rows)
 
 
 def _domains(report: dict[str, Any]) -> str:
     rows = [
         [
-            _text(name), f"{d['read']['documents']:,}", f"{d['kept']['documents']:,}",
+            escape(name), f"{d['read']['documents']:,}", f"{d['kept']['documents']:,}",
             _share(d["kept"]["documents"], d["read"]["documents"]),
             _bytes(d["read"]["bytes"]), _bytes(d["kept"]["bytes"]), f"{d['bad']:,}",
         ]
         for name, d in report["domains"].items()
     ]  # fmt: skip
     heads = ["domain", "read", "kept", "share", "text read", "text kept", "bad records"]
-    return "<h2>Domains</h2>" + _table(heads, rows)
+    return "<h2>Domains</h2>" + table(heads, rows)
 
 
 # ---- Duplicates
@@ -193,7 +164,7 @@ def _duplicates(report: dict[str, Any]) -> str:
         "<h2>Duplicates</h2><p>Documents that passed all other steps, by the size of "
     )
     text += "their cluster; of each cluster the first document stays.</p>"
-    text += _table(["documents in a cluster", "clusters", "documents"], rows)
+    text += table(["documents in a cluster", "clusters", "documents"], rows)
     if options["dedup"] == "exact":
         return text
     found, minhash = report["clusters"], MinHash(**options["minhash"])
@@ -210,7 +181,7 @@ def _duplicates(report: dict[str, Any]) -> str:
     likely = [0.5, 0.6, 0.7, 0.8, 0.9]
     heads = ["similarity of a pair", *(f"{s:.1f}" for s in likely)]
     row = ["chance to be compared", *(f"{minhash.meeting(s):.1%}" for s in likely)]
-    return text + "</p>" + _table(heads, [row])
+    return text + "</p>" + table(heads, [row])
 
 
 # ---- Examples
@@ -224,7 +195,7 @@ def _examples(report: dict[str, Any]) -> str:
         shown = "".join(_example(e) for e in report["examples"].get(reason, []))
         found.append(
             f"<details{' open' if place == 0 else ''}>"
-            f"<summary>{_text(reason.replace('_', ' '))} "
+            f"<summary>{escape(reason.replace('_', ' '))} "
             f"<small>{counts['documents']:,}</small></summary>{shown}</details>"
         )
     note = "<p>Drawn by a hash of their text, so as good as by chance.</p>"
@@ -250,8 +221,8 @@ def _figure(example: dict[str, Any], title: str) -> str:
     more = "…" if example["length"] > end else ""
     before = "…" if example["start"] else ""
     return (
-        f"<figure><figcaption>{_text(' · '.join(facts))}</figcaption>"
-        f"<pre>{before}{_text(example['text'])}{more}</pre></figure>"
+        f"<figure><figcaption>{escape(' · '.join(facts))}</figcaption>"
+        f"<pre>{before}{escape(example['text'])}{more}</pre></figure>"
     )
 
 
@@ -259,25 +230,25 @@ def _bad(report: dict[str, Any]) -> str:
     bad = report["bad"]
     if not bad["total"]:
         return ""
-    rows = [[_text(reason), f"{count:,}"] for reason, count in bad["reasons"].items()]
+    rows = [[escape(reason), f"{count:,}"] for reason, count in bad["reasons"].items()]
     places = "".join(
-        f"<li>{_text(place)}</li>" for place in report["bad_places"][:BAD_SHOWN]
+        f"<li>{escape(place)}</li>" for place in report["bad_places"][:BAD_SHOWN]
     )
     return (
         "<h2>Records that could not be read</h2>"
-        + _table(["reason", "records"], rows)
+        + table(["reason", "records"], rows)
         + f"<details><summary>The first ones</summary><ul>{places}</ul></details>"
     )
 
 
 def _settings(report: dict[str, Any]) -> str:
     rows = [
-        [_text(k), _text(json.dumps(v))]
+        [escape(k), escape(json.dumps(v))]
         for k, v in {**report["options"], **report["versions"]}.items()
     ]
     return (
         "<details><summary>Options and versions</summary>"
-        + _table(["name", "value"], rows)
+        + table(["name", "value"], rows)
         + "</details>"
     )
 

@@ -90,27 +90,43 @@ def page(name: str, records: list[dict[str, Any]], run: dict[str, Any]) -> str:
     reload = (
         "" if ended else f'<meta http-equiv="refresh" content="{REFRESH}">'
     )  # a page that is done stays where its reader has scrolled to
+    return whole_page(f"{name}: {status}", "".join(parts), reload)
+
+
+def whole_page(title: str, body: str, head: str = "") -> str:
+    """Return HTML in this page's style; body and head (more of its head) are HTML."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-{reload}
-<title>{_text(name)}: {status}</title>
+<title>{escape(title)}</title>
 <style>{STYLE}</style>
+{head}
 </head>
 <body>
 <main>
-{"".join(parts)}
+{body}
 </main>
 </body>
 </html>
 """
 
 
-def _text(value: object) -> str:
+def escape(value: object) -> str:
+    """Return a value as text in HTML."""
     return html.escape(str(value))
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """Return a table as HTML; cells are HTML already."""
+
+    def line(cells: list[str], tag: str) -> str:
+        return "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{line(heads, "th")}</tr>{body}</table></div>'
 
 
 def _header(
@@ -147,15 +163,15 @@ def _header(
     facts.append(("trained for", duration(now.get("seconds", 0.0))))
     if status == "running" and speed:
         facts.append(("left, about", duration(left)))
-    cells = "".join(f"<div><dt>{k}</dt><dd>{_text(v)}</dd></div>" for k, v in facts)
+    cells = "".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
     where = f"{_big(start.get('parameters', {}).get('total', 0))} parameters"
     if start:
         where += f" on {start['processes']} × {start['device']}, {start['precision']}"
         where += ", compiled" if start.get("compile") else ""
-    error = f'<p class="error">{_text(end["error"])}</p>' if "error" in end else ""
+    error = f'<p class="error">{escape(end["error"])}</p>' if "error" in end else ""
     return f"""<header>
-<h1>{_text(name)} <span class="status {status}">{status}</span></h1>
-<p class="where">{_text(where)}; page of {time.strftime("%Y-%m-%d %H:%M:%S")}</p>
+<h1>{escape(name)} <span class="status {status}">{status}</span></h1>
+<p class="where">{escape(where)}; page of {time.strftime("%Y-%m-%d %H:%M:%S")}</p>
 <div class="bar"><i style="width:{share:.1%}"></i></div>
 {error}<dl>{cells}</dl>
 </header>
@@ -207,8 +223,8 @@ def _samples(samples: list[dict[str, Any]]) -> str:
 
 def _sample(sample: dict[str, Any]) -> str:
     return (
-        f"<figure><figcaption>{_text(sample['domain'])}, step {sample['step']:,}"
-        f"</figcaption><pre><b>{_text(sample['prompt'])}</b>{_text(sample['text'])}"
+        f"<figure><figcaption>{escape(sample['domain'])}, step {sample['step']:,}"
+        f"</figcaption><pre><b>{escape(sample['prompt'])}</b>{escape(sample['text'])}"
         "</pre></figure>"
     )
 
@@ -227,7 +243,7 @@ def _groups(start: dict[str, Any]) -> str:
         "<details><summary>Parameters and parts</summary>"
         + _table(heads, rows)
         + _table(["part", "use", "source"], parts)
-        + f"<p>{_text(versions)}</p></details>"
+        + f"<p>{escape(versions)}</p></details>"
     )
 
 
@@ -238,16 +254,12 @@ def _config(run: dict[str, Any]) -> str:
             rows += [[f"{key}.{k}", json.dumps(v)] for k, v in value.items()]
         else:
             rows.append([key, json.dumps(value)])
-    table = _table(["key", "value"], rows)
-    return f"<details><summary>Configuration</summary>{table}</details>" if rows else ""
+    found = _table(["key", "value"], rows)
+    return f"<details><summary>Configuration</summary>{found}</details>" if rows else ""
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
-    def line(cells: list[str], tag: str) -> str:
-        return "".join(f"<{tag}>{_text(c)}</{tag}>" for c in cells)
-
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{line(heads, "th")}</tr>{body}</table></div>'
+    return table([*map(escape, heads)], [[*map(escape, row)] for row in rows])
 
 
 STYLE = """
