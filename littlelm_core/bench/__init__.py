@@ -36,18 +36,28 @@ ROWS = {
 }
 # Only when it is asked for: it takes many minutes and gigabytes of disk.
 LONG = {"curate": "littlelm_core.bench.curate:curate"}
+# Whole trainings, with options and a store of their own: the command starts them.
+ABLATIONS = ("fixes", "mixture")
 PEERS = (
     "torch", "transformers", "tokenizers", "tiktoken", "rustbpe", "numpy", "datasketch",
     "datatrove", "pyarrow", "zstandard",
 )  # fmt: skip
 
 
+def find(what: str) -> str:
+    """Return where one of ROWS or LONG is. Raises ConfigError for another name."""
+    known = ROWS | LONG
+    if what in ABLATIONS:
+        raise ConfigError(f"{what} trains, so it runs alone: littlelm bench {what}")
+    if what not in known:
+        valid = nearest(what, [*known, *ABLATIONS])
+        raise ConfigError(f"no benchmark is called {what!r}{valid}")
+    return known[what]
+
+
 def run(what: str, quick: bool = False) -> list[Any]:
     """Measure one of ROWS or LONG. Raises ConfigError for another name."""
-    known = ROWS | LONG
-    if what not in known:
-        raise ConfigError(f"no benchmark is called {what!r}{nearest(what, known)}")
-    module, _, name = known[what].partition(":")
+    module, _, name = find(what).partition(":")
     return getattr(importlib.import_module(module), name)(quick)
 
 
@@ -59,10 +69,8 @@ def main(
     folder: Path = Path("data/benchmarks"),
 ) -> list[Any]:
     """Measure what is asked for (ROWS if nothing), print a table, write the JSON."""
-    known = ROWS | LONG
     for name in what:
-        if name not in known:
-            raise ConfigError(f"no benchmark is called {name!r}{nearest(name, known)}")
+        find(name)  # a wrong name is refused before anything is measured
     # Before the libraries start their pools: they read these once.
     os.environ["RAYON_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch

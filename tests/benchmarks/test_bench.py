@@ -8,9 +8,11 @@ import math
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from littlelm_core import bench
 from littlelm_core.bench import measure
+from littlelm_core.cli import app
 from littlelm_core.config import LittleLMError
 
 NEEDS = {
@@ -61,6 +63,18 @@ def test_the_file_says_where_it_was_measured(tmp_path, capsys):
 def test_an_unknown_row_names_the_nearest(tmp_path):
     with pytest.raises(LittleLMError, match="'encode'"):
         bench.main(["encod"], Console(), folder=tmp_path)
+
+
+def test_the_ablations_are_known_names_and_run_alone(tmp_path):
+    for wrong, near in (("fixs", "fixes"), ("mixtur", "mixture")):
+        result = CliRunner().invoke(app, ["bench", wrong, "--folder", str(tmp_path)])
+        assert f"did you mean {near!r}?" in str(result.exception)
+    with pytest.raises(LittleLMError, match=r"'ab'.*encode.*fixes.*mixture.*train"):
+        bench.main(["ab"], Console(), folder=tmp_path)
+    for names in (["loader", "fixes"], ["mixture", "loader"]):
+        result = CliRunner().invoke(app, ["bench", *names, "--folder", str(tmp_path)])
+        assert "runs alone: littlelm bench" in str(result.exception)
+    assert not list(tmp_path.iterdir())
 
 
 def test_ratios_are_taken_within_a_round():
