@@ -7,6 +7,7 @@ fetch from elsewhere.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from littlelm_core.book.certify import contents
-from littlelm_core.book.chapter import BookError, chapter_paths, find_root
+from littlelm_core.book.chapter import BookError, chapter_paths, find_root, lacks
 
 # What a browser fetches when it opens a page; a link that one clicks is not fetched.
 FETCHED = {
@@ -45,10 +46,13 @@ _IN_SCRIPT = re.compile(r"""["'](https?://[^"'\s]+\.m?js)["']""")
 def build(root: Path | None = None, echo: Callable[[str], Any] = print) -> Path:
     """Build the site; return the path of its first page.
 
-    Raises BookError for a chapter without its notebook, for any warning of the build,
-    and for a page that would load something from another host.
+    Raises BookError where jupyter-book is not installed, for a chapter without its
+    notebook, for any warning of the build, and for a page that would load something
+    from another host.
     """
     root = find_root(root)
+    if importlib.util.find_spec("jupyter_book") is None:
+        raise lacks("jupyter-book")
     for name in contents(root):
         if not any((root / f"{name}{end}").exists() for end in (".md", ".ipynb")):
             raise BookError(f"_toc.yml lists {name}, which is not there")

@@ -33,6 +33,13 @@ class BookError(LittleLMError):
     """A chapter that breaks a rule of the book: names chapter, section and cell."""
 
 
+def lacks(package: str) -> BookError:
+    """The error of a package of the book's extra that is not installed."""
+    return BookError(
+        f"{package} is missing: the book needs its extra, pip install -e '.[book]'"
+    )
+
+
 @dataclass(frozen=True)
 class Cell:
     """One cell of a chapter. `number` counts code cells from 1, as `In [n]` does."""
@@ -193,9 +200,7 @@ def read_chapter(path: str | Path) -> Chapter:
     try:
         import jupytext
     except ImportError as error:  # pragma: no cover - the extra is installed in tests
-        raise BookError(
-            "jupytext is missing: the book needs its extra, pip install -e '.[book]'"
-        ) from error
+        raise lacks("jupytext") from error
     path = Path(path)
     try:
         notebook = jupytext.reads(path.read_text(encoding="utf-8"), fmt=FORMAT)

@@ -1,6 +1,7 @@
 """Build: the site is made without a warning, offline, from what execute wrote."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_a_site_is_built_from_the_outputs_alone(site):
     assert not (html / "README.html").exists()
     for word in ("thebe", "binder", "colab"):
         assert word not in page.lower()
+
+
+def test_without_its_extra_it_says_so_in_one_line(site, monkeypatch):
+    (site.root / "_build").mkdir(exist_ok=True)
+    monkeypatch.setitem(sys.modules, "jupyter_book", None)
+    said, words = [], r"jupyter-book is missing.*'\.\[book\]'"
+    with pytest.raises(BookError, match=words) as error:
+        build(root=site.root, echo=said.append)
+    assert "\n" not in str(error.value)
+    assert said == []
+    assert (site.root / "_build").exists(), "an old site was thrown away for nothing"
 
 
 def test_a_warning_fails_the_build(site):
