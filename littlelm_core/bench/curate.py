@@ -20,6 +20,7 @@ import numpy as np
 from littlelm_core import corpus
 from littlelm_core.bench.measure import Row
 from littlelm_core.config import LittleLMError
+from littlelm_core.ingest.find import WORK
 
 PAGE = 3_000  # characters
 WORKERS = 2
@@ -104,7 +105,7 @@ def _measure(source: Path, out: Path) -> tuple[float, int, int]:
     reader.start()
     while process.poll() is None:
         peak = max(peak, sum(map(_memory, _family(process.pid))))
-        disk = max(disk, _size(out / ".curate"))
+        disk = max(disk, _size(out / WORK))
         time.sleep(0.2)
     reader.join()
     if process.returncode:

@@ -26,7 +26,7 @@ def data_prepare(
         typer.Option(help="The folder of shards; a named dataset has its own."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="tokenizer.json, its folder, or gpt2.")
+        str | None, typer.Option(help="tokenizer.json, its folder, gpt2 or vocab.bpe.")
     ] = None,
     vocab_size: Annotated[
         int, typer.Option(help="Of a new tokenizer, special tokens included.")
@@ -64,12 +64,18 @@ def data_prepare(
     from littlelm_core.config import ConfigError
     from littlelm_core.ingest import prepare
     from littlelm_core.ingest.catalog import DATASETS
+    from littlelm_core.ingest.find import parse
     from littlelm_core.tokenizer import Tokenizer
 
-    if len(sources) == 1 and sources[0] in DATASETS and not Path(sources[0]).exists():
+    named = [s for s in sources if s in DATASETS and not Path(s).exists()]
+    if named and len(sources) > 1:
+        raise ConfigError(f"{named[0]} has a folder of its own: prepare it alone")
+    if named:
         keywords = {"downloads": downloads, "keep": keep}
         _prepare_named(sources[0], shards, tokenizer, out, form, workers, **keywords)
         return
+    for source in sources:
+        parse(source, DATASETS)  # what is not there is said first
     if shards is not None or form or downloads or keep:
         raise ConfigError(
             "--shards, --form, --downloads and --keep belong to one named dataset: "
@@ -78,11 +84,8 @@ def data_prepare(
     if out is None:
         raise ConfigError("name the folder of shards: --out data/prepared/mine")
     saved = out / "tokenizer.json"
-    if tokenizer == "gpt2":
-        chosen = Tokenizer.gpt2()
-    elif tokenizer is not None:
-        path = Path(tokenizer)
-        chosen = Tokenizer.load(path / "tokenizer.json" if path.is_dir() else path)
+    if tokenizer is not None:
+        chosen = _load_tokenizer(tokenizer)
     elif saved.is_file():  # of a run of this command that was stopped
         chosen = Tokenizer.load(saved)
         console.print(
@@ -119,23 +122,28 @@ def _prepare_named(
     from littlelm_core.corpus import data_folder
     from littlelm_core.ingest.catalog import find_form
     from littlelm_core.ingest.named import prepare_named
-    from littlelm_core.tokenizer import Tokenizer
 
     kind = find_form(name, form)
     if shards is None:
         raise ConfigError(f"how many files of {name}? --shards 1 to {kind.files}")
-    if tokenizer in (None, "gpt2"):
-        chosen = Tokenizer.gpt2()
-    else:
-        path = Path(tokenizer)
-        if path.suffix == ".bpe":  # GPT-2's own file, where nothing can be fetched
-            chosen = Tokenizer.gpt2(path)
-        else:
-            chosen = Tokenizer.load(path / "tokenizer.json" if path.is_dir() else path)
+    kind.check(shards)  # before a vocabulary is fetched
+    chosen = _load_tokenizer(tokenizer or "gpt2")
     manifest = prepare_named(
         name, shards, chosen, out, form, workers, console=console, **keywords
     )
     _show_prepared(manifest, out or data_folder() / name)
+
+
+def _load_tokenizer(given: str) -> Any:
+    """Return what --tokenizer names."""
+    from littlelm_core.tokenizer import Tokenizer
+
+    path = Path(given)
+    if given == "gpt2":
+        return Tokenizer.gpt2()
+    if path.suffix == ".bpe":  # GPT-2's own file, where nothing can be fetched
+        return Tokenizer.gpt2(path)
+    return Tokenizer.load(path / "tokenizer.json" if path.is_dir() else path)
 
 
 @data_app.command("curate")

@@ -34,6 +34,13 @@ class Form(NamedTuple):
     ids: bool  # stored ids, else text
     shard_bytes: float  # at most, for each byte of a file; for the disk estimate
 
+    def check(self, shards: int) -> None:
+        """Raise ConfigError unless there are so many files to train on."""
+        if not 1 <= shards <= self.files:
+            raise ConfigError(
+                f"shards = {shards}: 1 to {self.files} are there to train on"
+            )
+
 
 class Dataset(NamedTuple):
     """A dataset with a name; its first form is the default."""
@@ -42,10 +49,8 @@ class Dataset(NamedTuple):
     forms: dict[str, Form]
 
 
-_NVIDIA, _SMALL = (
-    "nvidia/Nemotron-ClimbMix",
-    "climbmix_small/shard_{}.tokenized.parquet",
-)
+_NVIDIA = "nvidia/Nemotron-ClimbMix"
+_SMALL = "climbmix_small/shard_{}.tokenized.parquet"
 _HELD_OUT, _PART = _SMALL.format(99), "part_{}.tokenized.jsonl"
 _SHARD, _KARPATHY = "shard_{:05d}.parquet", "karpathy/{}-shuffle"
 DATASETS = {

@@ -33,13 +33,12 @@ from littlelm_core.config import DataError
 from littlelm_core.ingest import curate_dedup, curate_steps, curate_write
 from littlelm_core.ingest.curate_options import Examples, Options, filter_names
 from littlelm_core.ingest.curate_report import write_report
-from littlelm_core.ingest.find import CURATED, cut, find_parts
+from littlelm_core.ingest.find import CURATED, WORK, cut, find_parts
 from littlelm_core.ingest.pool import Pool, progress_bar
 from littlelm_core.ingest.read import Bad, Part, read_part
 from littlelm_core.ingest.write import BAD_LISTED, PART_BYTES, hold, write_json
 
 MANIFEST_VERSION = 1
-WORK = ".curate"
 __all__ = ["Options", "curate", "filter_names"]
 
 # Single files with these names are neither text nor JSON lines nor parquet.

@@ -226,9 +226,8 @@ def _fetch_rest(
             have = before if answer.status == 206 else 0  # 200: from the first byte on
             with partial.open("r+b" if have else "wb", buffering=0) as out:
                 out.seek(have)
-                while block := answer.read1(
-                    BLOCK
-                ):  # what is there: a kill loses little
+                # read1 gives what is there: a kill loses little.
+                while block := answer.read1(BLOCK):
                     _write(out, block, partial)
                     have += len(block)
                     advance(len(block))

@@ -5,19 +5,22 @@ In an order that depends on names alone; a part names its files and where in the
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from littlelm_core.config import DataError
+from littlelm_core.config import DataError, nearest
 from littlelm_core.ingest.read import Part, open_dataset
 
 ROWS_OF_A_PART = 50_000  # of a Hugging Face dataset, read by one process at a time
 CURATED = "curated.json"  # the manifest of `data curate`
+WORK = ".curate"  # its folder of what is under way
 
 
 def find_parts(
@@ -32,16 +35,13 @@ def find_parts(
     """
     parts: list[Part] = []
     for source in sources:
-        given, equals, rest = source.partition("=")
-        domain, where = (given, rest) if equals else ("", source)
-        if not where.strip():  # else it would be the working directory
-            raise DataError(f"the source {source!r} names no file: give its path")
+        given, where = parse(source)
         path = Path(where).expanduser()
-        domain = domain or path.name.split(".")[0].split(":")[0]
+        domain = given or path.name.split(".")[0].split(":")[0]
         domain = re.sub(r"[^a-z0-9]+", "_", domain.lower()).strip("_") or "text"
         if path.is_dir() and (path / CURATED).is_file():
-            parts += _curated_parts(path, domain if equals else "", part_bytes)
-        elif path.is_dir() and (path / ".curate").exists():
+            parts += _curated_parts(path, domain if "=" in source else "", part_bytes)
+        elif path.is_dir() and (path / WORK).exists():
             raise DataError(f"data curate has not finished {path}: run it again")
         elif path.is_dir() and not _is_dataset(path):
             root, own = path.resolve(), out and out.resolve()
@@ -62,11 +62,28 @@ def find_parts(
             parts += _group(domain, names, part_bytes)
         elif path.is_file():
             parts += _group(domain, {"": path}, part_bytes)
-        elif path.is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]*){0,2}", where):
-            parts += _dataset_parts(domain, str(path) if path.is_dir() else where)
         else:
-            raise DataError(f"no file, folder or dataset {where}: check the path")
+            parts += _dataset_parts(domain, str(path) if path.is_dir() else where)
     return parts
+
+
+def parse(source: str, names: Iterable[str] = ()) -> tuple[str, str]:
+    """Return (domain or "", path or name of a dataset) of a source.
+
+    names: of what else could have been meant. Raises DataError: nothing of this name.
+    """
+    given, equals, rest = source.partition("=")
+    domain, where = (given, rest) if equals else ("", source)
+    if not where.strip():  # else it would be the working directory
+        raise DataError(f"the source {source!r} names no file: give its path")
+    path = Path(where).expanduser()
+    dataset = re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]*){0,2}", where)
+    if not (path.is_file() or path.is_dir() or dataset):
+        close = difflib.get_close_matches(where, names)  # a path is not like all names
+        raise DataError(
+            f"no file, folder or dataset {where}{nearest(where, close)}: check the path"
+        )
+    return domain, where
 
 
 def _curated_parts(path: Path, domain: str, part_bytes: int) -> list[Part]:

@@ -46,10 +46,11 @@ from littlelm_core.ingest.write import (
     SplitWriter,
     add_counts,
     describe,
+    finished,
     hold,
     write_json,
 )
-from littlelm_core.shards import FORMAT_VERSION, Shard
+from littlelm_core.shards import FORMAT_VERSION
 
 GPT2_IDS = 50_257
 VALIDATION_TOKENS = 40_000_000
@@ -159,9 +160,7 @@ def prepare_file(
         if job.split == "validation" and clusters.total() >= VALIDATION_TOKENS:
             break
     if job.split == "validation":
-        digests_file = job.out / "parts" / "held-out.bin"
-        digests_file.parent.mkdir(parents=True, exist_ok=True)
-        digests_file.write_bytes(b"".join(sorted(digests)))
+        _held_out_file(job.out).write_bytes(b"".join(sorted(digests)))
     report = {
         "key": job.key(tokenizer),
         "file": job.file.path,
@@ -181,24 +180,19 @@ def prepare_file(
     return report
 
 
+def _held_out_file(out: Path) -> Path:
+    return out / "parts" / "held-out.bin"
+
+
 def _held_out(out: Path) -> frozenset[bytes]:
-    data = (out / "parts" / "held-out.bin").read_bytes()
+    data = _held_out_file(out).read_bytes()
     return frozenset(data[i : i + 8] for i in range(0, len(data), 8))
 
 
 def _finished(job: Job, tokenizer: Any) -> dict[str, Any] | None:
     """Return the report of a file that is done and whole, or None."""
-    try:
-        report = json.loads(job.report.read_text("utf-8"))
-        if report["key"] != job.key(tokenizer):
-            return None
-        for split in SPLITS:
-            for shard in report["splits"][split]["shards"]:
-                if Shard(job.out / shard["name"]).fingerprint != shard["fingerprint"]:
-                    return None
-        if job.split == "validation":
-            _held_out(job.out)
-    except (OSError, ValueError, KeyError, TypeError):
+    report = finished(job.out, job.report, job.key(tokenizer))
+    if job.split == "validation" and not _held_out_file(job.out).is_file():
         return None
     return report
 
@@ -231,8 +225,7 @@ def prepare_named(
     """
     console = console or Console(stderr=True)
     kind = find_form(name, form)
-    if not 1 <= shards <= kind.files:
-        raise ConfigError(f"shards = {shards}: 1 to {kind.files} are there to train on")
+    kind.check(shards)
     if kind.ids and tokenizer.vocab_size != GPT2_IDS:
         raise ConfigError(
             f"the stored ids are GPT-2's {GPT2_IDS:,}, this tokenizer has "

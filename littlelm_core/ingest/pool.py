@@ -57,9 +57,8 @@ class Pool:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self.pool is not None:
-            if (
-                kind is KeyboardInterrupt
-            ):  # a job may take an hour more; files are whole
+            # A job may take an hour more, and what is written is whole.
+            if kind is KeyboardInterrupt:
                 for process in multiprocessing.active_children():
                     process.terminate()
             self.pool.shutdown(wait=True, cancel_futures=True)

@@ -286,7 +286,7 @@ def _prepare_all(
         numbers[part.domain] += 1
         wanted = (part, options, tokenizer.fingerprint, FORMAT_VERSION)
         key = hashlib.blake2b(repr(wanted).encode(), digest_size=16).hexdigest()
-        report = _finished(out, label, key)
+        report = finished(out, out / "parts" / f"{label}.json", key)
         if report is None:
             jobs[place] = (part, label, key, out, tokenizer, options)
         else:
@@ -304,10 +304,10 @@ def _prepare_all(
     return [reports[place] for place in range(len(parts))]
 
 
-def _finished(out: Path, label: str, key: str) -> dict[str, Any] | None:
-    """Return the report of a part that is done and whole, or None."""
+def finished(out: Path, path: Path, key: str) -> dict[str, Any] | None:
+    """Return the report at `path` if it is done and its shards whole, or None."""
     try:
-        report = json.loads((out / "parts" / f"{label}.json").read_text("utf-8"))
+        report = json.loads(path.read_text("utf-8"))
         if report["key"] != key:
             return None
         for split in SPLITS:

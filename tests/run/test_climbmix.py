@@ -556,6 +556,18 @@ def test_the_command_says_what_is_missing(tmp_path, capfd, monkeypatch):
         (line,) = capfd.readouterr().err.strip().splitlines()
         return line
 
+    def offline(*arguments):
+        raise DataError("no GPT-2 vocabulary")
+
+    monkeypatch.setattr(Tokenizer, "gpt2", offline)
     assert "--shards 1 to 99" in said("climbmix")
+    assert "shards = 0: 1 to 99" in said("climbmix", "--shards", "0")
+    meant = "no file, folder or dataset climbmixx (did you mean 'climbmix'?)"
+    for options in ((), ("--out", "x"), ("--shards", "1")):
+        assert meant in said("climbmixx", *options)
+    unlike = said("note.txt", "--out", "x")
+    assert "no file, folder or dataset note.txt: check the path" in unlike
+    (tmp_path / "notes.txt").write_text("A note.")
+    assert "alone" in said("climbmix", "notes.txt", "--out", "x", "--shards", "1")
     assert "--out" in said("notes.txt")
     assert "named dataset" in said("notes.txt", "--shards", "2", "--out", "x")
