@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import importlib.util
 import json
 import math
 import statistics
@@ -19,31 +18,40 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from littlelm_core.bench import commit, heap
+import littlelm_core
+from littlelm_core.bench import PEERS, commit, heap
+from littlelm_core.bench.measure import rounds
+from littlelm_core.bench.peers import version
 from littlelm_core.config import DataError, LittleLMError, RunConfig
+from littlelm_core.doctor import machine
 from littlelm_core.ingest import Prepared, prepare_run
 from littlelm_core.ingest.write import write_json
+from littlelm_core.report.measured import best_rate
+from littlelm_core.report.terminal import duration
 from littlelm_core.shards import ValidationRows
 from littlelm_core.trainer import Loop, plain_weights, score
 
 __all__ = [
+    "PLAIN",
     "SWEEP_SEED",
     "Arm",
     "Job",
     "Store",
-    "best_rate",
+    "circumstances",
     "execute",
     "measure",
     "next_jobs",
     "sources",
     "step_costs",
+    "train",
     "windows",
 ]
 
@@ -51,6 +59,7 @@ FORMAT = 1  # of a file in data/ablations
 SWEEP_SEED = 0  # chooses the rate and is not reported: the seeds from 1 on are
 EXTENSIONS = 3  # rates at most that are added beyond the grid on either side
 CURVE = 40  # points of a stored loss curve
+PLAIN: dict[str, Any] = {"markup": False, "soft_wrap": True, "highlight": False}
 
 # The modules whose code decides a number here.
 MODULES = (
@@ -86,6 +95,15 @@ class Arm:
         table = {**self.table, **names, "seed": seed, "optimizer": optimizer}
         return RunConfig.model_validate(table)
 
+    def config(self) -> dict[str, Any]:
+        """Return the whole run as a table, without what one run has of its own."""
+        table = self.run(self.rates[0], SWEEP_SEED).model_dump(mode="json")
+        for key in ("name", "run_dir", "seed"):
+            del table[key]
+        if len(self.rates) > 1:
+            del table["optimizer"]["lr"]
+        return table
+
 
 @dataclass(frozen=True)
 class Job:
@@ -106,11 +124,6 @@ class Job:
 
 
 # ---- Which run is next
-
-
-def best_rate(scores: Mapping[float, float]) -> float:
-    """Return the rate with the lowest score; of equal ones the lowest rate."""
-    return min(sorted(scores), key=lambda rate: scores[rate])
 
 
 def next_jobs(
@@ -152,9 +165,8 @@ def sources() -> str:
     """Return a hash of the modules' code as it is now; asked again, the same one."""
     digest = hashlib.blake2b(digest_size=8)
     for name in MODULES:
-        spec = importlib.util.find_spec(f"littlelm_core.{name}")
-        if spec and spec.origin:
-            digest.update(Path(spec.origin).read_bytes())
+        path = Path(littlelm_core.__file__).with_name(f"{name}.py")
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -198,7 +210,7 @@ def prepare(arm: Arm, run: RunConfig) -> Prepared:
     return heap.prepare(arm.text, run) if arm.text else prepare_run(run)
 
 
-def measure(job: Job, data: Prepared | None = None) -> dict[str, Any]:
+def measure(job: Job) -> dict[str, Any]:
     """Train one run and score it; return its record, plain values alone.
 
     A run that failed (its loss was not finite) has no score, and its error. Nothing is
@@ -207,7 +219,7 @@ def measure(job: Job, data: Prepared | None = None) -> dict[str, Any]:
     torch.set_num_threads(1)
     code, made_by = sources(), commit()
     run = job.arm.run(job.rate, job.seed)
-    loop = Loop(run, data or prepare(job.arm, run))
+    loop = Loop(run, prepare(job.arm, run))
     losses: list[float] = []
     record: dict[str, Any] = {
         "arm": job.arm.name, "rate": job.rate, "seed": job.seed, "error": None,
@@ -243,38 +255,33 @@ def measure(job: Job, data: Prepared | None = None) -> dict[str, Any]:
 
 
 def step_costs(
-    tried: Mapping[str, Arm], first: str, rounds: int = 7, steps: int = 4
+    tried: Mapping[str, Arm], first: str, count: int = 7, steps: int = 4
 ) -> dict[str, dict[str, Any]]:
     """Return what a step costs: processor seconds, and how many times those of `first`.
 
     The arms take turns, `steps` at a time: a busy machine slows all of them, and only
-    times of one round are divided by each other. Medians over the rounds.
+    times of one round are divided by each other. Medians over `count` rounds.
     """
     torch.set_num_threads(1)
-    loops = {}
+
+    def advance(loop: Loop) -> None:
+        for _ in range(steps):
+            loop.take_step()
+
+    turns = {}
     for name, arm in tried.items():
         run = arm.run(arm.rates[0], SWEEP_SEED)
-        loops[name] = Loop(run, prepare(arm, run))
-    taken: dict[str, list[float]] = {name: [] for name in loops}
-    for number in range(rounds + 1):
-        for name, loop in loops.items():
-            start = time.process_time()
-            for _ in range(steps):
-                loop.take_step()
-            if number:  # the first round warms up
-                taken[name].append((time.process_time() - start) / steps)
-    ratios = {
-        name: [a / b for a, b in zip(times, taken[first], strict=True)]
-        for name, times in taken.items()
-    }
-    return {
-        name: {
-            "step_seconds": statistics.median(times),
-            "ratio": statistics.median(ratios[name]),
-            "ratios": [round(ratio, 3) for ratio in ratios[name]],
+        turns[name] = partial(advance, Loop(run, prepare(arm, run)))
+    taken = rounds(turns, count, clock=time.process_time)
+    costs = {}
+    for name, times in taken.items():
+        ratios = [a / b for a, b in zip(times, taken[first], strict=True)]
+        costs[name] = {
+            "step_seconds": statistics.median(times) / steps,
+            "ratio": statistics.median(ratios),
+            "ratios": [round(ratio, 3) for ratio in ratios],
         }
-        for name, times in taken.items()
-    }
+    return costs
 
 
 def mean_of(values: Sequence[float]) -> float | None:
@@ -350,6 +357,60 @@ def read_store(path: Path) -> dict[str, Any]:
             f"{path} has format {version}, this littlelm reads {FORMAT}: measure again"
         )
     return table
+
+
+def circumstances(arm: Arm) -> dict[str, Any]:
+    """Return the head of a file: when, where and on what the arms were measured."""
+    now = datetime.datetime.now().astimezone()
+    return {
+        "time": now.isoformat(timespec="seconds"),
+        "commit": commit(),
+        "versions": [version(name) for name in PEERS],
+        "machine": machine() | {"threads": 1},
+        "sweep_seed": SWEEP_SEED,
+        "excerpts": {"a_domain": arm.excerpts, "tokens": arm.excerpt_tokens},
+        "arms": {},
+    }
+
+
+def train(
+    store: Store,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    workers: int,
+    console: Console,
+) -> None:
+    """Train what the arms lack, keep each run at once, and print a line for it."""
+    start, done = time.monotonic(), 0
+
+    def pending() -> list[Job]:
+        return [job for arm in arms for job in next_jobs(arm, store.score, seeds)]
+
+    def left() -> int:
+        """Runs still to come: a sweep that has not ended wants its seeds too."""
+        known = pending()
+        sweeping = {job.arm.name for job in known if job.seed == SWEEP_SEED}
+        return len(known) + len(sweeping) * len(seeds)
+
+    def take(job: Job, record: dict[str, Any]) -> None:
+        nonlocal done
+        store.add(job, record)
+        done += 1
+        rest, score = left(), record["score"]
+        eta = (time.monotonic() - start) / done * rest
+        result = record["error"] if score is None else f"{score:.4f} bits per byte"
+        weights = job.arm.table.get("mixture", {}).get("weights", {})
+        mixed = " ".join(f"{name} {weight:.2f}" for name, weight in weights.items())
+        console.print(
+            f"{job.arm.name}{mixed and f' ({mixed})'}, rate {job.rate:g}, seed "
+            f"{job.seed}: {result} ({record['seconds']:.0f} s; {rest} runs left, "
+            f"{duration(eta)})",
+            **PLAIN,
+        )
+
+    if todo := left():
+        console.print(f"{todo} runs to train with {workers} worker(s)", **PLAIN)
+    execute(pending, take, workers)
 
 
 def execute(

@@ -11,9 +11,6 @@ mean over the domains, lower is better.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import importlib.util
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,18 +20,19 @@ from rich.console import Console
 from littlelm_core import corpus
 from littlelm_core.bench import heap
 from littlelm_core.bench.ablate import (
+    PLAIN,
     SWEEP_SEED,
     Arm,
-    Job,
     Store,
-    execute,
+    circumstances,
     next_jobs,
     step_costs,
+    train,
 )
 from littlelm_core.config import ConfigError, LittleLMError, check_part, nearest
 from littlelm_core.ingest.write import hold
 from littlelm_core.report import ablations
-from littlelm_core.report.terminal import duration, table
+from littlelm_core.report.terminal import table
 
 __all__ = ["FOLDER", "arms", "main"]
 
@@ -118,8 +116,14 @@ def arms(mixture: Mapping[str, float] | None = None, quick: bool = False) -> lis
         if number:
             tables[f"ladder-{fix}"] = _apply(base, *so_far[: number + 1])
     found = [
-        Arm(name, ablations.LABELS[name], t, _rates_of(name, rates), **sizes)
-        for name, t in tables.items()
+        Arm(
+            name,
+            ablations.LABELS[name],
+            table,
+            (FAILED_RATE,) if name == "failed" else rates,
+            **sizes,
+        )
+        for name, table in tables.items()
     ]
     if not quick:
         found += [
@@ -137,10 +141,6 @@ _QUICK = {
     },
     "schedule": {"use": "cosine", "warmup": 1, "floor": 0.0},
 }  # fmt: skip
-
-
-def _rates_of(name: str, rates: tuple[float, ...]) -> tuple[float, ...]:
-    return (FAILED_RATE,) if name == "failed" else rates
 
 
 def known_mixture(folder: Path) -> dict[str, float] | None:
@@ -166,12 +166,10 @@ def curation(base: Arm) -> dict[str, Any]:
     return {"corpus": own, "heap": heap.prepare("heap", run).manifest["heap"]}
 
 
-def obstacle(arm: Arm, mixture: Mapping[str, float] | None) -> str | None:
+def obstacle(arm: Arm) -> str | None:
     """Return in one line why an arm cannot be trained, or None."""
-    if arm.table.get("mixture") and not mixture:
+    if "mixture" in arm.table and not arm.table["mixture"]["weights"]:
         return "the weights are missing: littlelm bench mixture finds them"
-    if arm.text and importlib.util.find_spec("littlelm_core.curation") is None:
-        return "chapter 11's module is missing"
     try:
         for kind, part in arm.run(arm.rates[0], SWEEP_SEED).parts():
             check_part(kind, part)
@@ -201,8 +199,7 @@ def main(
     for what, value in (("seeds", seeds), ("workers", workers)):
         if value < 1:
             raise ConfigError(f"{what} = {value} must be at least 1")
-    mixture = known_mixture(folder)
-    everything = arms(mixture, quick)
+    everything = arms(known_mixture(folder), quick)
     for name in names:
         if name not in (known := [arm.name for arm in everything]):
             raise ConfigError(f"no arm is called {name!r}{nearest(name, known)}")
@@ -210,8 +207,8 @@ def main(
     for arm in everything:
         if names and arm.name not in names:
             continue
-        if reason := obstacle(arm, mixture):
-            console.print(f"{arm.name}: left out, {reason}", **_PLAIN)
+        if reason := obstacle(arm):
+            console.print(f"{arm.name}: left out, {reason}", **PLAIN)
         else:
             chosen.append(arm)
     path = folder / ("fixes-quick.json" if quick else "fixes.json")
@@ -220,49 +217,13 @@ def main(
         for arm in chosen:
             store.drop_old(arm, fresh)
         _describe(store, everything, range(1, seeds + 1))
-        _train(store, chosen, range(1, seeds + 1), workers, console)
+        train(store, chosen, range(1, seeds + 1), workers, console)
         _describe(store, everything, range(1, seeds + 1))
         _time_steps(store, everything, quick, console)
         store.write()
-    console.print("\n" + summary(store.table), **_PLAIN)
-    console.print(f"wrote {path}", **_PLAIN)
+    console.print("\n" + summary(store.table), **PLAIN)
+    console.print(f"wrote {path}", **PLAIN)
     return path
-
-
-_PLAIN: dict[str, Any] = {"markup": False, "soft_wrap": True, "highlight": False}
-
-
-def _train(
-    store: Store, chosen: list[Arm], seeds: Sequence[int], workers: int, out: Console
-) -> None:
-    start, done = time.monotonic(), 0
-
-    def pending() -> list[Job]:
-        return [job for arm in chosen for job in next_jobs(arm, store.score, seeds)]
-
-    def left() -> int:
-        """Runs still to come: a sweep that has not ended wants its seeds too."""
-        known = pending()
-        sweeping = {job.arm.name for job in known if _is_sweep(job)}
-        return len(known) + len(sweeping) * len(seeds)
-
-    def take(job: Job, record: dict[str, Any]) -> None:
-        nonlocal done
-        store.add(job, record)
-        done += 1
-        rest = left()
-        eta = (time.monotonic() - start) / done * rest
-        score = record["score"]
-        result = record["error"] if score is None else f"{score:.4f} bits per byte"
-        out.print(
-            f"{job.arm.name}, rate {job.rate:g}, seed {job.seed}: {result} "
-            f"({record['seconds']:.0f} s; {rest} runs left, {duration(eta)})",
-            **_PLAIN,
-        )
-
-    if todo := left():
-        out.print(f"{todo} runs to train with {workers} worker(s)", **_PLAIN)
-    execute(pending, take, workers)
 
 
 def _time_steps(store: Store, everything: list[Arm], quick: bool, out: Console) -> None:
@@ -272,46 +233,25 @@ def _time_steps(store: Store, everything: list[Arm], quick: bool, out: Console) 
     if "baseline" not in tried or {*tried} == {*store.table.get("cost", {})}:
         return
     with out.status("timing the steps of all arms, in turns"):
-        sizes = {"rounds": 2, "steps": 1} if quick else {}
+        sizes = {"count": 2, "steps": 1} if quick else {}
         store.table["cost"] = step_costs(tried, "baseline", **sizes)
     if arm := tried.get("curated"):
         store.table["curation"] = curation(arm)
 
 
-def _is_sweep(job: Job) -> bool:
-    return job.seed == SWEEP_SEED
-
-
 def _describe(store: Store, everything: list[Arm], seeds: Sequence[int]) -> None:
     """Write the head of the file: what was compared, where, and each arm's config."""
-    from littlelm_core.bench import PEERS, commit
-    from littlelm_core.bench.peers import version
-    from littlelm_core.doctor import machine
-
-    now = datetime.datetime.now().astimezone()
-    first = everything[1]
-    store.table |= {
+    store.table |= circumstances(everything[1]) | {
         "what": "the failed recipe in miniature, five fixes on a ladder and alone",
         "metric": "bits per byte on excerpts of the validation split, plain mean over "
         "the domains, fp32, each arm at its own context; lower is better",
-        "excerpts": {"a_domain": first.excerpts, "tokens": first.excerpt_tokens},
-        "time": now.isoformat(timespec="seconds"),
-        "commit": commit(),
         "corpus": corpus.fingerprint(),
-        "versions": [version(name) for name in PEERS],
-        "machine": machine() | {"threads": 1},
-        "sweep_seed": SWEEP_SEED,
         "seeds": list(seeds),
-        "arms": {},
     }
     for arm in everything:
         entry: dict[str, Any] = {"label": arm.label, "rates": list(arm.rates)}
-        if obstacle(arm, arm.table.get("mixture", {}).get("weights")) is None:
-            config = arm.run(arm.rates[0], SWEEP_SEED).model_dump(mode="json")
-            for key in ("name", "run_dir", "seed"):
-                del config[key]
-            del config["optimizer"]["lr"]
-            entry["config"] = config
+        if obstacle(arm) is None:
+            entry["config"] = arm.config()
             tried = [r for r in store.runs.values() if r["arm"] == arm.name]
             entry["rates"] = sorted({r["rate"] for r in tried} | {*arm.rates})
             wanted = next_jobs(arm, store.score, seeds)

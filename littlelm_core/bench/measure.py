@@ -43,16 +43,19 @@ class Row:
 
 
 def rounds(
-    contestants: Mapping[str, Callable[[], object]], count: int, warm_up: int = 1
+    contestants: Mapping[str, Callable[[], object]],
+    count: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Return seconds of each contestant in each round; all take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(warm_up + count):
         for name, run in contestants.items():
             gc.collect()
-            start = time.perf_counter()
+            start = clock()
             run()
-            taken = time.perf_counter() - start
+            taken = clock() - start
             if number >= warm_up:
                 seconds[name].append(taken)
     return seconds

@@ -10,10 +10,7 @@ literature counts as much as code. Finished runs are kept; a killed search goes 
 
 from __future__ import annotations
 
-import datetime
 import importlib.util
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +18,21 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from littlelm_core.bench.ablate import SWEEP_SEED, Arm, Job, Store, execute, next_jobs
+from littlelm_core.bench.ablate import (
+    PLAIN,
+    SWEEP_SEED,
+    Arm,
+    Store,
+    circumstances,
+    train,
+)
+from littlelm_core.bench.peers import version
 from littlelm_core.config import ConfigError, load_run
 from littlelm_core.ingest import prepare_run
 from littlelm_core.ingest.write import hold
 from littlelm_core.mixture import MixtureFit, fit_mixture, sample_weights, token_shares
 from littlelm_core.report import ablations
-from littlelm_core.report.terminal import duration
+from littlelm_core.report.measured import best_rate
 
 __all__ = ["FOLDER", "main", "measured", "proxy", "seen"]
 
@@ -141,22 +146,24 @@ def _search(
     store = Store(path)
     if fresh:
         store.runs.clear()
-    arms = [proxy("proportional", "the corpus's own proportions", own, RATES, quick)]
-    _describe(store, arms, tokens)
-    _train(store, arms, {"proportional": ()}, workers, console)
+    arms: list[Arm] = []
+
+    def train_all(some: list[Arm], seeds: Sequence[int]) -> None:
+        _describe(store, arms, tokens)
+        for arm in some:
+            store.drop_old(arm)  # runs of another recipe, or of weights found before
+        train(store, some, seeds, workers, console)
+
+    arms.append(
+        proxy("proportional", "the corpus's own proportions", own, RATES, quick)
+    )
+    train_all(arms, ())  # the search for the rate alone
     rate = _rate(store, arms[0])
     draws = sample_weights(proxies, len(domains), DRAW_SEED)
     for number, row in enumerate(draws):
         weights = dict(zip(domains, row, strict=True))
         arms.append(proxy(f"proxy-{number:02d}", "proxy", weights, (rate,), quick))
-    _describe(store, arms, tokens)
-    _train(
-        store,
-        arms[1:],
-        dict.fromkeys((a.name for a in arms), (PROXY_SEED,)),
-        workers,
-        console,
-    )
+    train_all(arms[1:], (PROXY_SEED,))
 
     best, fits = best_fit(store.table)
     found = dict(zip(domains, fits[best].weights_D.tolist(), strict=True))
@@ -164,7 +171,6 @@ def _search(
     found[domains[0]] = round(1 - sum(found[d] for d in domains[1:]), 3)
     arms.append(proxy("found", "the weights that were found", found, (rate,), quick))
     arms[0] = proxy("proportional", arms[0].label, own, (rate,), quick)
-    _describe(store, arms, tokens)
     store.table |= {
         "weights": found,
         "model": best,
@@ -180,97 +186,36 @@ def _search(
             for name, fit in fits.items()
         },
     }
-    store.write()
-    check = [arms[0], arms[-1]]
-    _train(
-        store,
-        check,
-        dict.fromkeys((a.name for a in check), CHECK_SEEDS),
-        workers,
-        console,
-    )
+    train_all([arms[0], arms[-1]], CHECK_SEEDS)
     _describe(store, arms, tokens)
     store.write()
-    console.print(summary(store.table), **_PLAIN)
-    console.print(f"wrote {path}", **_PLAIN)
+    console.print(summary(store.table), **PLAIN)
+    console.print(f"wrote {path}", **PLAIN)
     return path
-
-
-_PLAIN: dict[str, Any] = {"markup": False, "soft_wrap": True, "highlight": False}
 
 
 def _rate(store: Store, arm: Arm) -> float:
     """Return the best rate of the sweep at the corpus's own proportions."""
     swept = [r for r in store.runs.values() if r["arm"] == arm.name]
     swept = [r for r in swept if r["seed"] == SWEEP_SEED and r["score"] is not None]
-    return min(swept, key=lambda r: (r["score"], r["rate"]))["rate"]
-
-
-def _train(
-    store: Store,
-    arms: Sequence[Arm],
-    seeds: Mapping[str, Sequence[int]],
-    workers: int,
-    console: Console,
-) -> None:
-    """Train what these arms lack, one run after another, and keep each at once."""
-    start, done = time.monotonic(), 0
-    for arm in arms:
-        store.drop_old(arm)  # runs of another recipe, or of weights found before
-
-    def pending() -> list[Job]:
-        return [j for a in arms for j in next_jobs(a, store.score, seeds[a.name])]
-
-    def take(job: Job, record: dict[str, Any]) -> None:
-        nonlocal done
-        store.add(job, record)
-        done += 1
-        left = len(pending())
-        score = record["score"]
-        result = record["error"] if score is None else f"{score:.4f} bits per byte"
-        weights = " ".join(
-            f"{n} {w:.2f}" for n, w in job.arm.table["mixture"]["weights"].items()
-        )
-        console.print(
-            f"{job.arm.name} ({weights}), rate {job.rate:g}, seed {job.seed}: {result} "
-            f"({record['seconds']:.0f} s; {left} left, "
-            f"{duration((time.monotonic() - start) / done * left)})",
-            **_PLAIN,
-        )
-
-    execute(pending, take, workers)
+    return best_rate({r["rate"]: r["score"] for r in swept})
 
 
 def _describe(store: Store, arms: Sequence[Arm], tokens: Mapping[str, int]) -> None:
     """Write the head of the file: what is searched, where, and each arm's config."""
-    from littlelm_core.bench import PEERS, commit
-    from littlelm_core.bench.peers import version
-    from littlelm_core.doctor import machine
-
-    now = datetime.datetime.now().astimezone()
-    store.table |= {
+    store.table |= circumstances(arms[0]) | {
         "what": "weights of the default corpus's domains, by proxy runs",
         "metric": "bits per byte on excerpts of the validation split, plain mean over "
         "the domains, fp32; lower is better; fixed before the first run",
-        "time": now.isoformat(timespec="seconds"),
-        "commit": commit(),
-        "versions": [version(name) for name in (*PEERS, "lightgbm")],
-        "machine": machine() | {"threads": 1},
         "tokens": dict(tokens),
-        "sweep_seed": SWEEP_SEED,
         "draw_seed": DRAW_SEED,
         "proxy_seed": PROXY_SEED,
         "check_seeds": list(CHECK_SEEDS),
-        "excerpts": {"a_domain": arms[0].excerpts, "tokens": arms[0].excerpt_tokens},
-        "arms": {},
     }
+    store.table["versions"].append(version("lightgbm"))
     for arm in arms:
-        config = arm.run(arm.rates[0], PROXY_SEED).model_dump(mode="json")
-        for key in ("name", "run_dir", "seed"):
-            del config[key]
-        if len(arm.rates) > 1:
-            del config["optimizer"]["lr"]
-        store.table["arms"][arm.name] = {"label": arm.label, "config": config}
+        entry = {"label": arm.label, "config": arm.config()}
+        store.table["arms"][arm.name] = entry
 
 
 def summary(stored: Mapping[str, Any]) -> str:
@@ -283,6 +228,6 @@ def summary(stored: Mapping[str, Any]) -> str:
     for arm in ("proportional", "found"):
         scores = seen(stored, arm)
         if len(scores) > 1:
-            mean, spread = statistics.fmean(scores), statistics.stdev(scores)
+            mean, spread = ablations.mean_and_spread(scores)
             lines.append(f"{arm}: {mean:.4f} ± {spread:.4f} bits per byte")
     return "\n".join(lines)

@@ -22,6 +22,7 @@ __all__ = [
     "LABELS",
     "LADDER",
     "Effect",
+    "best_rate",
     "chosen_rate",
     "cost",
     "effect",
@@ -58,8 +59,6 @@ BEFORE = {fix: "baseline" for fix in FIXES}
 BEFORE |= dict(zip(LADDER[1:], LADDER, strict=False)) | {"baseline": "failed"}
 BEFORE |= {"heap": "baseline", "curated": "heap"}
 
-COMMANDS = {"fixes": "littlelm bench fixes", "mixture": "littlelm bench mixture"}
-
 
 # ---- The numbers
 
@@ -71,7 +70,7 @@ def load(name: str = "fixes", folder: Path = FOLDER) -> dict[str, Any]:
     damaged.
     """
     path = Path(folder) / f"{name}.json"
-    command = COMMANDS.get(name, "littlelm bench")
+    command = f"littlelm bench {name}"
     try:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
@@ -94,6 +93,11 @@ def sweep(stored: Mapping[str, Any], arm: str) -> dict[float, float | None]:
     return {r["rate"]: r["score"] for r in sorted(found, key=lambda r: r["rate"])}
 
 
+def best_rate(scores: Mapping[float, float]) -> float:
+    """Return the rate with the lowest score; of equal ones the lowest rate."""
+    return min(sorted(scores), key=lambda rate: scores[rate])
+
+
 def chosen_rate(stored: Mapping[str, Any], arm: str) -> float:
     """Return the rate that an arm's reported runs have: the best one of its search.
 
@@ -104,7 +108,7 @@ def chosen_rate(stored: Mapping[str, Any], arm: str) -> float:
         tried = {r["rate"]: 0.0 for r in runs_of(stored, arm)}
     if not tried:
         raise DataError(f"arm {arm} is not measured yet: littlelm bench fixes does it")
-    return min(sorted(tried), key=lambda rate: tried[rate])
+    return best_rate(tried)
 
 
 def reported(stored: Mapping[str, Any], arm: str) -> dict[int, dict[str, Any]]:
