@@ -9,18 +9,17 @@ of both sorts, then the search for duplicates. Both are made from a seed.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
-import shutil
 import string
 from collections.abc import Iterator, Sequence
-from os import getpid
+from pathlib import Path
 from typing import Any
 
 from littlelm_core import corpus
 from littlelm_core.config import RunConfig
 from littlelm_core.ingest import Prepared, prepare_run
+from littlelm_core.ingest.runs import whole_folder
 from littlelm_core.ingest.write import write_json
 from littlelm_core.shards import Shard, write_shard
 
@@ -102,22 +101,16 @@ def prepare(kind: str, run: RunConfig) -> Prepared:
     name = f"heap-{RECIPE}-{base.tokenizer.fingerprint[:8]}-{corpus.fingerprint()}"
     folder = corpus.data_folder() / name
     if not (folder / FACTS).is_file():
-        temporary = folder.with_name(f".{name}.{getpid()}.tmp")
-        try:
-            temporary.mkdir(parents=True)
+        with whole_folder(folder) as temporary:
             facts = {d: _write(temporary, d, base.tokenizer) for d in corpus.domains()}
             write_json(temporary / FACTS, facts)
-            with contextlib.suppress(OSError):  # another process was first
-                temporary.rename(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
     facts = json.loads((folder / FACTS).read_text("utf-8"))
     shards = [Shard(folder / f"{kind}-{d}-00000.shard") for d in corpus.domains()]
     manifest = {**base.manifest, "heap": facts}
     return Prepared(folder, base.tokenizer, shards, base.validation, manifest)
 
 
-def _write(folder: Any, domain: str, tokenizer: Any) -> dict[str, dict[str, Any]]:
+def _write(folder: Path, domain: str, tokenizer: Any) -> dict[str, dict[str, Any]]:
     """Write both kinds of one domain; return counts of each."""
     pages = heap(domain, list(corpus.documents(domain, "train")))
     kept = [pages[i] for i in curate(pages)]

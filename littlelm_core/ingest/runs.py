@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,21 +68,29 @@ def prepare_run(run: RunConfig) -> Prepared:
     except DataError:
         if folder.exists():  # damaged: make it again
             shutil.rmtree(folder, ignore_errors=True)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        prepare_default(run, temporary)
-        with contextlib.suppress(OSError):  # another process was first: take its own
-            temporary.rename(folder)
+        with whole_folder(folder) as temporary:
+            prepare_default(run, temporary)
     except OSError as error:
         raise DataError(
             f"cannot prepare the default corpus in {folder.parent}: {error.strerror}: "
             "make room, or set LITTLELM_DATA to another folder"
         ) from error
+    return open_prepared(folder, run)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill that takes its name only when all is in it."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        yield temporary
+        with contextlib.suppress(OSError):  # another process was first: take its own
+            temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return open_prepared(folder, run)
 
 
 def source_folder(source: str) -> Path:
