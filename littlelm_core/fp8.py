@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from littlelm_core.config import ConfigError, nearest, register
-from littlelm_core.trainer import Precision
+from littlelm_core.trainer import Precision, multiplies_bf16
 
 __all__ = [
     "AMAX_FLOOR",
@@ -49,7 +49,6 @@ __all__ = [
     "emulated_product",
     "keep_reason",
     "largest_magnitude",
-    "multiplies_bf16",
     "multiplies_fp8",
     "operands",
     "quantize",
@@ -171,12 +170,6 @@ def widen(q: Tensor) -> Tensor:
     return bits.view(torch.float16).float().mul_(256.0)
 
 
-def multiplies_bf16() -> bool:
-    """Whether this CPU has instructions for products of bf16 numbers."""
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, bool)() for name in names)
-
-
 @contextmanager
 def _inputs_as_bf16() -> Iterator[None]:
     """Let fp32 products on this CPU read their inputs as bf16; sums stay fp32."""
@@ -194,7 +187,7 @@ def emulated_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     wide_a, wide_b = widen(a.q), widen(b.q)
     one_scale = not (a.scale.ndim or b.scale.ndim)
     eager = not torch.compiler.is_compiling()
-    if eager and a.q.device.type == "cpu" and multiplies_bf16():
+    if eager and a.q.device.type == "cpu" and multiplies_bf16(a.q.device):
         if one_scale and dtype == torch.bfloat16:
             low_a, low_b, scale = (
                 wide_a.bfloat16(),

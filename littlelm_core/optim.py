@@ -21,7 +21,7 @@ from torch.optim.adamw import adamw
 
 from littlelm_core.config import ConfigError, Part, build, nearest, register
 from littlelm_core.report.terminal import table
-from littlelm_core.trainer import parameter_groups
+from littlelm_core.trainer import multiplies_bf16, parameter_groups
 
 __all__ = [
     "COEFFICIENTS",
@@ -106,7 +106,7 @@ def working_dtype(g: Tensor, dtype: str = "auto") -> torch.dtype:
     if dtype not in ("auto", "fp32", "bf16"):
         raise ConfigError(f"dtype = {dtype!r} is not auto, fp32 or bf16")
     if dtype == "auto":
-        fast = g.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        fast = g.is_cuda and multiplies_bf16(g.device)
         dtype = "bf16" if fast or g.dtype == torch.bfloat16 else "fp32"
     if dtype == "bf16":
         return torch.bfloat16
@@ -395,6 +395,19 @@ class Muon(torch.optim.Optimizer):
             pairs = zip(batch, updates, strict=True)
             updates = [even_rows(update, self.state[p]) for p, update in pairs]
         return updates
+
+    def flops(self) -> int:
+        """Return the FLOPs of a step's Newton-Schulz; all else is no matrix product.
+
+        A round on an R x C matrix: 4 short^2 long + 2 short^3, whole products counted.
+        """
+        total = 0
+        for group in filter(self.is_muon, self.param_groups):
+            for p in group["params"]:
+                short, long = sorted(p.shape[-2:])
+                products = 4 * short**2 * long + 2 * short**3
+                total += group["steps"] * p.shape[:-2].numel() * products
+        return total
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go back to a saved state, each tensor in its own format.

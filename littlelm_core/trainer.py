@@ -78,6 +78,7 @@ __all__ = [
     "is_complete",
     "load_checkpoint",
     "load_weights",
+    "multiplies_bf16",
     "newest_checkpoint",
     "parameter_groups",
     "plain_name",
@@ -212,15 +213,23 @@ def plain_name(name: str) -> str:
 # ---- The width of the numbers
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether a device has instructions for products of bf16 numbers."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in names)
+
+
 @register("precision", "autocast")
 class Precision:
     """fp32 weights, and matrix products in bf16 where the machine multiplies bf16.
 
     dtype: "fp32", "bf16", or "auto": bf16 on a GPU that has it and on a CPU with
     AVX-512 or AMX instructions for it, else fp32. compile: with torch.compile.
-    masters: "bf16" keeps every matrix in bf16 (then its gradient and the optimizer's
-    statistics are bf16 too): 6 bytes a parameter in place of 12, and updates below
-    half a step of bf16 are lost unless the optimizer rounds stochastically.
+    masters: "bf16" keeps every matrix in bf16, and so its gradient and most optimizers'
+    statistics (torch's AdamW: 6 bytes a parameter in place of 12). Updates below half a
+    step of bf16 are lost unless the optimizer rounds stochastically.
     """
 
     def __init__(
@@ -238,13 +247,9 @@ class Precision:
     def prepare(self, model: nn.Module, device: torch.device) -> Callable[..., Tensor]:
         """Settle the format for a device; return the loss function to train with."""
         self.device = device
-        if device.type == "cuda":
-            fast = torch.cuda.is_bf16_supported(including_emulation=False)
-        else:
-            names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-            fast = any(getattr(torch.cpu, n, bool)() for n in names)
         if self.dtype == "auto":
-            self.dtype = "bf16" if fast or self.masters == "bf16" else "fp32"
+            bf16 = self.masters == "bf16" or multiplies_bf16(device)
+            self.dtype = "bf16" if bf16 else "fp32"
         if self.masters == "bf16":
             for parameter in model.parameters():
                 if parameter.ndim >= 2:  # in place: a tied weight stays one object
