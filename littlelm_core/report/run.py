@@ -102,7 +102,11 @@ def callback(part: Part) -> Any:
 
 
 def expected_seconds(trainer: Any) -> float:
-    """Time one micro-batch of random ids, keep nothing of it; scale to the rest."""
+    """Time one micro-batch of random ids, keep nothing of it; scale to the rest.
+
+    An optimizer with `flops()`, matrix products of each step as Muon has them, adds its
+    share of the step's FLOPs, as if these took as long as the model's.
+    """
     steps = max(trainer.last - trainer.step, 0)
     shape = (2, trainer.run.rows, trainer.cfg.context)
     draw = torch.Generator().manual_seed(0)
@@ -117,7 +121,9 @@ def expected_seconds(trainer: Any) -> float:
         nats.item()  # waits for the device
         seconds = time.perf_counter() - start
     trainer.optimizer.zero_grad(set_to_none=True)
-    return seconds * trainer.grad_accum * steps
+    of_model = trainer.flops * trainer.tokens_per_step / trainer.world.size
+    own = getattr(trainer.optimizer, "flops", lambda: 0)() / of_model
+    return seconds * trainer.grad_accum * steps * (1 + own)
 
 
 @torch.no_grad()

@@ -1,15 +1,24 @@
 """The optimizer `muon` inside a run: the table, refused steps, and a resume."""
 
 import functools
+import itertools
+import time
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from littlelm_core import check
 from littlelm_core.config import ConfigError, Part, load_run
-from littlelm_core.model import LanguageModel, ModelConfig, model_config
+from littlelm_core.model import (
+    LanguageModel,
+    ModelConfig,
+    flops_per_token,
+    model_config,
+)
 from littlelm_core.optim import REFERENCE, Muon, MuonAdamW, build_optimizer
-from littlelm_core.trainer import Trainer, newest_checkpoint
+from littlelm_core.report.run import expected_seconds
+from littlelm_core.trainer import Trainer, newest_checkpoint, parameter_groups
 
 MUON = {
     "use": "muon", "normuon": True, "cautious": True, "stochastic_rounding": True,
@@ -130,6 +139,36 @@ def test_the_table_is_printed_at_the_start(capsys):
         assert line, group["name"]
         assert f"{count:,}" in line[0]
         assert f"{group['lr']:g}" in line[0]
+
+
+def test_its_flops_are_those_that_torch_counts():
+    for normuon, steps in ((False, 5), (True, 3)):
+        shapes = (6, 4), (4, 9), (9, 4), (3, 6, 4)
+        params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+        for p in params:
+            p.grad = torch.randn_like(p)
+        optimizer = Muon(params, normuon=normuon, steps=steps)
+        with FlopCounterMode(display=False) as counter:
+            optimizer.step()
+        assert optimizer.flops() == counter.get_total_flops() > 0
+    groups, _ = parameter_groups(small(), {})
+    alone = Muon(next(g for g in groups if g["name"] == "matrix")["params"]).flops()
+    assert build_optimizer(small(), {"lr": 0.1}, quiet=True).flops() == alone > 0
+
+
+def test_the_time_announced_counts_the_optimizers_flops(monkeypatch):
+    """By a clock on which every micro-batch takes one second."""
+    ticks = itertools.count()
+    with contract().scratch() as folder:
+        for name, table in (("muon", MUON), ("adamw", {"use": "torch.optim:AdamW"})):
+            one = trainer(folder / name, optimizer=table, steps=6)
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+                seconds = expected_seconds(one)
+            of_model = flops_per_token(one.cfg) * one.tokens_per_step
+            own = one.optimizer.flops() / of_model if name == "muon" else 0.0
+            assert own > 0.01 or name == "adamw", "too little to be seen"
+            assert seconds == pytest.approx(6 * one.grad_accum * (1 + own))
 
 
 class OneGroup(torch.optim.SGD):
