@@ -103,8 +103,8 @@ def table(rows: Sequence[Any], threads: int) -> str:
         lines.append(
             [
                 row.what,
-                _short(row.ours),
-                "-" if row.theirs is None else _short(row.theirs),
+                short(row.ours),
+                "-" if row.theirs is None else short(row.theirs),
                 row.unit,
                 f"{row.ratio:.2f}x ({spread})",
                 "-" if row.bar is None else f"{row.bar:.2f}x",
@@ -114,7 +114,7 @@ def table(rows: Sequence[Any], threads: int) -> str:
     return text_table(lines)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Return a rate in four characters or so: "1,640", "98.3M"."""
     for unit, size in (("M", 1e6), ("k", 1e4)):
         if value >= size:
