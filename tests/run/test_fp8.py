@@ -1,5 +1,6 @@
 """FP8 in whole runs: training, checkpoints, torch.compile, two processes."""
 
+import functools
 import json
 import os
 import subprocess
@@ -26,60 +27,24 @@ def small_batch(rows=2):
     return ids[:, :-1], ids[:, 1:]
 
 
-def run_file(folder, *keys):
-    path = folder / "run.toml"
-    path.write_text(
-        f"""
-        steps = 12
-        rows = 2
-        checkpoint_every = 6
-        [data]
-        source = "{folder / "data"}"
-        [tokenizer]
-        vocab_size = 260
-        [model]
-        dim = 32
-        layers = 1
-        heads = 2
-        kv_heads = 1
-        ffn_dim = 64
-        context = 32
-        [optimizer]
-        lr = 3e-3
-        [schedule]
-        warmup = 2
-        [loader]
-        rest = "keep"
-        [precision]
-        use = "fp8"
-        dtype = "fp32"
-        """,
-        encoding="utf-8",
-    )
-    return load_run(path, [f"run_dir={folder / 'out'}", *keys])
+@functools.cache
+def contract():
+    """The trainer's own contract has a small run, and data for it."""
+    return check.load_contract("trainer")
+
+
+def run_of(folder, recipe="tensorwise", **keys):
+    """The small run of the trainer's contract, in FP8 and of widths that it takes."""
+    precision = {"use": "fp8", "dtype": "fp32", "recipe": recipe}
+    model = {"dim": 32, "ffn_dim": 64, "context": 32}
+    loader = {"use": "packed", "rest": "keep"}
+    keys |= {"steps": 12, "checkpoint_every": 6, "precision": precision}
+    return contract().make_run(folder, model=model, loader=loader, **keys)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A small prepared folder, as in the tests of training."""
-    from littlelm_core.shards import write_shard
-    from littlelm_core.tokenizer import Tokenizer
-
-    folder = tmp_path_factory.mktemp("fp8")
-    (folder / "data").mkdir()
-    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
-    ids = [tokenizer.bos_id, *tokenizer.encode("the cat sat on the mat. " * 40)]
-    shards = {
-        split: write_shard(
-            folder / "data" / f"{split}-text-00000.shard", [ids] * 8,
-            tokenizer.vocab_size,
-        )
-        for split in ("train", "validation")
-    }  # fmt: skip
-    from littlelm_core.ingest import Prepared
-
-    validation = {"text": [shards["validation"]]}
-    return Prepared(folder / "data", tokenizer, [shards["train"]], validation, {})
+def data():
+    return contract().prepared()
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
@@ -101,36 +66,36 @@ def test_the_precision_keeps_its_contract(recipe, dtype):
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_a_checkpoint_is_plain_and_evaluates_anywhere(tmp_path, data, recipe):
-    run = run_file(tmp_path, f"precision.recipe={recipe}")
+    run = run_of(tmp_path, recipe)
     result = train(run, data, quiet=True)
     assert result.steps == 12
-    start = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().split("\n")[0])
+    start = json.loads((tmp_path / "metrics.jsonl").read_text().split("\n")[0])
     assert start["event"] == "start"
     assert start["conversion"]["recipe"] == recipe
     assert "blocks.0.ffn.w_up" in start["conversion"]["converted"]
     assert "head" in start["conversion"]["skipped"]
-    model, *_ = load_checkpoint(tmp_path / "out")
+    model, *_ = load_checkpoint(tmp_path)
     assert not any(isinstance(m, Float8Linear) for m in model.modules())
     assert all(p.dtype == torch.float32 for p in model.parameters())
     # The run validated what it saved: a plain model measures the same.
     from littlelm_core.shards import ValidationRows
     from littlelm_core.trainer import score
 
-    rows = ValidationRows(data.validation["text"], 2, 32, 0, 1, -1)
+    model.eval()
     bytes_V = torch.as_tensor(data.tokenizer.token_byte_counts())
-    nats, tokens, _ = score(model.eval().loss, rows, bytes_V)
-    assert nats / tokens == pytest.approx(result.validation["overall"]["loss"], 1e-6)
+    for domain, shards in data.validation.items():
+        rows = ValidationRows(shards, 2, 32, 0, 1, -1)
+        nats, tokens, _ = score(model.loss, rows, bytes_V)
+        assert nats / tokens == pytest.approx(result.validation[domain]["loss"], 1e-6)
 
 
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, data):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder in (whole, parts):
-        folder.mkdir()
-    train(run_file(whole), data, quiet=True)
-    train(run_file(parts, "stop_step=6"), data, quiet=True)
-    train(run_file(parts), data, quiet=True)
+    train(run_of(whole), data, quiet=True)
+    train(run_of(parts, stop_step=6), data, quiet=True)
+    train(run_of(parts), data, quiet=True)
     ends = [
-        (f / "out" / "checkpoints" / "step_00000012" / "model.safetensors").read_bytes()
+        (f / "checkpoints" / "step_00000012" / "model.safetensors").read_bytes()
         for f in (whole, parts)
     ]
     assert ends[0] == ends[1]
@@ -139,7 +104,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, data):
 def test_a_nan_in_a_batch_is_a_skipped_step(data, tmp_path):
     from littlelm_core.trainer import Loop
 
-    loop = Loop(run_file(tmp_path), data)
+    loop = Loop(run_of(tmp_path), data)
     loop.take_step()
     loss = loop.loss
     loop.loss = lambda *batch, **keys: loss(*batch, **keys) * torch.nan
