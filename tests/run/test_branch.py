@@ -10,15 +10,13 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import prepare_letters
 
 from littlelm_core.cli import main
-from littlelm_core.ingest import prepare
 from littlelm_core.schedule import wsd
-from littlelm_core.tokenizer import Tokenizer
 from littlelm_core.trainer import newest_checkpoint
 
 STEPS = 40
@@ -46,16 +44,7 @@ class Slow(Callback):
 def home(tmp_path_factory):
     """A folder with prepared data, and in it the trunk: tiny with its rate held."""
     folder = tmp_path_factory.mktemp("branch")
-    rng = np.random.default_rng(6)
-    (folder / "text").mkdir()
-    for i in range(60):
-        text = "".join(rng.choice(list("abcd "), rng.integers(20, 200)))
-        (folder / "text" / f"{i}.txt").write_text(text, encoding="utf-8")
-    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
-    prepare(
-        [f"text={folder / 'text'}"], folder / "data", tokenizer, workers=1,
-        validation_share=0.1,
-    )  # fmt: skip
+    prepare_letters(folder, {"text": ("abcd ", 60)}, seed=6)
     (folder / "slow.py").write_text(SLOW, encoding="utf-8")
     littlelm(folder, "run_dir=runs/tiny", "schedule.decay=0")
     return folder

@@ -455,7 +455,40 @@ def test_a_damaged_shard_is_made_again(hub, place, tokenizer):
     shard.write_bytes(shard.read_bytes()[:-8])
     prepare_named("climbmix", 2, tokenizer, workers=1)
     assert contents(place.out) == good
+    shutil.copy(place.out / "train-climbmix-00000.shard", shard)  # whole, but another
+    prepare_named("climbmix", 2, tokenizer, workers=1)
+    assert contents(place.out) == good
     assert [p for p, _ in hub.requests].count(SMALL.format(0)) == 1
+
+
+def test_what_was_held_out_is_known_again_before_more_is_trained_on(
+    hub, place, tokenizer
+):
+    prepare_named("climbmix", 1, tokenizer, workers=1)
+    (place.out / "parts" / "held-out.bin").unlink()
+    prepare_named("climbmix", 2, tokenizer, workers=1)
+    assert read_back(place.out, "train") == behind_bos(documents(0) + documents(1))
+    # Another file is held out now: what was done is compared with it too.
+    hub.files[NVIDIA, SMALL.format(99)] = stored([*documents(98), documents(0)[3]])
+    (place.out / "validation-climbmix-00000.shard").unlink()
+    manifest = prepare_named("climbmix", 2, tokenizer, workers=1)
+    assert manifest["equal_to_validation"] == 1
+    kept = documents(0)[:3] + documents(0)[4:] + documents(1)
+    assert read_back(place.out, "train") == behind_bos(kept)
+
+
+def test_another_tokenizer_prepares_text_anew(hub, place, tokenizer):
+    kind = DATASETS["fineweb-edu"].forms["text"]
+    for n in (0, kind.files):
+        rows = [f"text {n} of {i}" for i in range(9)]
+        hub.files[kind.repo, kind.pattern.format(n)] = parquet({"text": rows})
+    prepare_named("fineweb-edu", 1, tokenizer, place.out, workers=1)
+    small = Tokenizer({bytes([b]): b for b in range(256)})
+    prepare_named("fineweb-edu", 1, small, place.out, workers=1)
+    prepared = open_prepared(place.out)
+    assert prepared.train[0].vocab_size == small.vocab_size
+    found = [small.decode(d[1:]) for d in read_back(place.out, "train")]
+    assert found == [f"text 0 of {i}" for i in range(9)]
 
 
 def test_requests_that_make_no_sense_are_one_line(hub, place, tokenizer):

@@ -23,6 +23,7 @@ from littlelm_core.cli import main
 from littlelm_core.config import ConfigError, DataError
 from littlelm_core.ingest import curate_dedup, curate_steps, curate_write, pool, read
 from littlelm_core.ingest.curate import Options, curate, filter_names
+from littlelm_core.ingest.curate_options import Examples
 from littlelm_core.ingest.find import cut, find_parts
 from littlelm_core.ingest.read import Bad, read_part
 from littlelm_core.tokenizer import Tokenizer, train_bpe
@@ -291,26 +292,73 @@ def test_killed_at_any_moment_with_workers(tmp_path):
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
-def test_killed_after_a_change_is_not_the_folder_of_before(tmp_path, monkeypatch):
-    source, out = write_lines(tmp_path / "in.jsonl", corpus(6, 60)), tmp_path / "out"
-    curate([source], out, NONE, 1, part_bytes=6000)
+def stop_while_writing(source, out, options):
+    """Curate, but stop when the third part is to be written."""
     real, calls = curate_write.write, []
 
     def stopped(*arguments, **more):
         calls.append(arguments)
-        if len(calls) > 1:
+        if len(calls) > 2:
             raise KeyboardInterrupt
         return real(*arguments, **more)
 
-    monkeypatch.setattr(curate_write, "write", stopped)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curate_write, "write", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            curate([source], out, options, 1, part_bytes=6000)
+
+
+def test_killed_after_a_change_is_not_the_folder_of_before(tmp_path):
+    source, out = write_lines(tmp_path / "in.jsonl", corpus(6, 60)), tmp_path / "out"
+    curate([source], out, NONE, 1, part_bytes=6000)
     other = Options(filters=(), dedup="none")
-    with pytest.raises(KeyboardInterrupt):
-        curate([source], out, other, 1, part_bytes=6000)
+    stop_while_writing(source, out, other)
     with pytest.raises(DataError, match="has not finished"):
         find_parts([str(out)], 10**6)
-    monkeypatch.setattr(curate_write, "write", real)
     curate([source], out, other, 1, part_bytes=6000)
     curate([source], tmp_path / "whole", other, 1, part_bytes=6000)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", ["dedup", "classifier", "code"])
+def test_what_another_run_has_left_is_not_gone_on_with(tmp_path, monkeypatch, change):
+    records = corpus(6, 60)
+    source, out = write_lines(tmp_path / "in.jsonl", records), tmp_path / "out"
+    texts = [r["text"] for r in records]
+    model = curation.QualityClassifier(bits=12)
+    model.fit(texts[:30], texts[30:])
+    model.save(tmp_path / "model.npz")
+    options = Options(filters=(), classifier=str(tmp_path / "model.npz"))
+    stop_while_writing(source, out, options)
+    if change == "dedup":
+        options = Options(filters=(), dedup="none", classifier=options.classifier)
+    elif change == "classifier":
+        model.fit(texts[30:], texts[:30])
+        model.save(tmp_path / "model.npz")
+    else:
+        monkeypatch.setattr("littlelm_core.ingest.curate.CODE", "other code")
+    real, sifted = curate_steps.sift, []
+    monkeypatch.setattr(
+        curate_steps, "sift", lambda *a, **k: sifted.append(a) or real(*a, **k)
+    )
+    curate([source], out, options, 1, part_bytes=6000)
+    again = len(sifted)
+    curate([source], tmp_path / "whole", options, 1, part_bytes=6000)
+    assert files_of(out) == files_of(tmp_path / "whole")
+    assert again == len(sifted) - again > 3, "parts of another run were taken over"
+
+
+def test_damaged_files_are_written_anew(tmp_path):
+    source, out = write_lines(tmp_path / "in.jsonl", corpus(6, 60)), tmp_path / "out"
+    curate([source], tmp_path / "whole", NONE, 1, part_bytes=6000)
+    stop_while_writing(source, out, NONE)
+    written, docs = out / "in" / "in-00000.jsonl.zst", out / ".curate" / "in-00001.docs"
+    for path in (written, docs):
+        path.write_bytes(path.read_bytes()[:-8])
+    curate([source], out, NONE, 1, part_bytes=6000)
+    assert files_of(out) == files_of(tmp_path / "whole")
+    written.write_bytes(written.read_bytes()[:-8])
+    curate([source], out, NONE, 1, part_bytes=6000)
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
@@ -345,6 +393,10 @@ def test_a_cut_file_gives_each_line_once(tmp_path):
         found = [r for part in parts for r in read_part(part, "text")]
         assert [r.text for r in found] == texts, size
         assert sum(part.size for part in parts) == path.stat().st_size
+    packed = tmp_path / "b.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    (part,) = cut(find_parts([str(packed)], 10**9), 20)
+    assert [r.text for r in read_part(part, "text")] == texts
     bad = path.read_text() + "\nnonsense\n"
     path.write_text(bad)
     (found,) = (
@@ -610,6 +662,21 @@ def test_the_page_stands_alone_and_tells_all(tmp_path):
                 start = shown["start"]
                 assert shown["text"] == texts[number][start : start + 600]
             assert kind == "exact" or example["text"] != example["kept"]["text"]
+
+
+def test_examples_are_the_same_in_any_order_and_any_division():
+    draw, digests = random.Random(9), list(range(0, 900, 9))
+    for _ in range(5):
+        draw.shuffle(digests)
+        whole, halves = Examples(), [Examples(), Examples()]
+        for digest in digests:
+            for held in (whole, draw.choice(halves)):
+                held.add("why", digest, lambda digest=digest: {"n": digest})
+        assert [e["n"] for e in whole.to_json()["why"]] == [0, 9, 18, 27]
+        merged = Examples()
+        for half in halves:
+            merged.merge(half.to_json())
+        assert merged.to_json() == whole.to_json()
 
 
 # ---- Bounds

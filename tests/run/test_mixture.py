@@ -3,33 +3,18 @@
 import json
 import os
 import subprocess
-import sys
-import textwrap
 from collections import Counter
 
 import numpy as np
 import pytest
 from rich.console import Console
+from small_runs import command, prepare_letters, records, run_of, write_run
 
 from littlelm_core.bench import mixture as search
-from littlelm_core.config import ConfigError, DataError, load_run
-from littlelm_core.ingest import prepare
+from littlelm_core.config import ConfigError, DataError
 from littlelm_core.mixture import fit_mixture, token_shares
-from littlelm_core.tokenizer import Tokenizer
 from littlelm_core.trainer import Trainer, train
 
-SCRIPT = """
-import sys
-import torch
-from littlelm_core.config import load_run
-from littlelm_core.trainer import train
-
-torch.set_num_threads(1)
-torch.distributed.init_process_group("gloo")
-train(load_run(sys.argv[1], sys.argv[2:]), quiet=True)
-torch.distributed.barrier()  # a process that leaves while its peer talks may abort it
-torch.distributed.destroy_process_group()
-"""
 WEIGHTS = "mixture.weights={code=0.4,docs=0.2,rest=0.4}"
 
 
@@ -37,62 +22,20 @@ WEIGHTS = "mixture.weights={code=0.4,docs=0.2,rest=0.4}"
 def home(tmp_path_factory):
     """A prepared folder of three domains of very different sizes, and a run file."""
     folder = tmp_path_factory.mktemp("mixture")
-    rng = np.random.default_rng(5)
-    for domain, letters, files in (
-        ("code", "{}();", 40), ("docs", "abc ", 90), ("rest", "XYZ ", 12)
-    ):  # fmt: skip
-        (folder / domain).mkdir()
-        for i in range(files):
-            text = "".join(rng.choice(list(letters), rng.integers(40, 200)))
-            (folder / domain / f"{i}.txt").write_text(text, encoding="utf-8")
-    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
-    sources = [f"{d}={folder / d}" for d in ("code", "docs", "rest")]
-    prepare(sources, folder / "data", tokenizer, workers=1, validation_share=0.1)
-    (folder / "script.py").write_text(SCRIPT, encoding="utf-8")
-    (folder / "run.toml").write_text(
-        textwrap.dedent(f"""
-        steps = 30
-        rows = 2
-        tokens_per_step = 256
-        checkpoint_every = 10
-        [data]
-        source = "{folder / "data"}"
-        [tokenizer]
-        vocab_size = 260
-        [model]
-        dim = 16
-        layers = 1
-        heads = 1
-        kv_heads = 1
-        ffn_dim = 32
-        context = 32
-        [optimizer]
-        lr = 3e-3
-        [schedule]
-        warmup = 5
-        [precision]
-        dtype = "fp32"
-        [loader]
-        rest = "keep"
-        [mixture]
-        use = "weighted"
-        """),
-        encoding="utf-8",
+    prepare_letters(
+        folder,
+        {"code": ("{}();", 40), "docs": ("abc ", 90), "rest": ("XYZ ", 12)},
+        lengths=(40, 200),
     )
+    write_run(
+        folder, "steps = 30", "rows = 2", "tokens_per_step = 256",
+        "checkpoint_every = 10", 'loader.rest = "keep"', 'mixture.use = "weighted"',
+    )  # fmt: skip
     return folder
 
 
-def run_of(home, where, *keys):
-    return load_run(home / "run.toml", [f"run_dir={home / where}", *keys])
-
-
-def records(home, where, event="train"):
-    lines = (home / where / "metrics.jsonl").read_text("utf-8").splitlines()
-    return [r for r in map(json.loads, lines) if r["event"] == event]
-
-
 def losses(home, where):
-    return [r["loss"] for r in records(home, where)]
+    return [r["loss"] for r in records(home / where)]
 
 
 def opened(run):
@@ -110,7 +53,7 @@ def test_a_run_trains_on_the_shares_of_its_file(home):
     for name, share in {"code": 0.4, "docs": 0.2, "rest": 0.4}.items():
         off = abs(mixture.tokens[name] - share * result.tokens)
         assert off <= 32, f"{name} is {off} tokens off: a row has 32"
-    logged = records(home, "shares")[-1]["epochs"]
+    logged = records(home / "shares")[-1]["epochs"]
     assert logged == mixture.epochs
     assert logged["rest"] > 1.5 > 0.2 > logged["docs"], logged
     page = (home / "shares" / "report.html").read_text("utf-8")
@@ -145,12 +88,9 @@ def test_ranks_train_on_the_same_rows_and_take_each_others_checkpoints(home):
     train(alone, quiet=True)
     train(run_of(home, "moved", WEIGHTS, "stop_step=15"), quiet=True)
     for where in ("two", "moved"):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", "2", str(home / "script.py")]
-        command += [str(home / "run.toml"), f"run_dir={home / where}", WEIGHTS]
         done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", timeout=300,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            command(home, where, WEIGHTS, ranks=2), capture_output=True,
+            encoding="utf-8", timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
         assert np.allclose(losses(home, where), losses(home, "alone"), atol=2e-5)

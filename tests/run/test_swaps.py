@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_runs import prepare_letters
 
 from littlelm_core import config
 from littlelm_core.config import (
@@ -22,9 +23,8 @@ from littlelm_core.config import (
     load_run,
     resolve,
 )
-from littlelm_core.ingest import open_prepared, prepare
+from littlelm_core.ingest import open_prepared
 from littlelm_core.model import model_config
-from littlelm_core.tokenizer import Tokenizer
 from littlelm_core.trainer import (
     Loop,
     parameter_groups,
@@ -76,16 +76,9 @@ def test_every_kind_and_every_name_is_swapped():
 def data(tmp_path_factory):
     """A prepared folder with the domains of the default corpus and single bytes."""
     folder = tmp_path_factory.mktemp("swaps")
-    rng = np.random.default_rng(3)
-    for domain, letters in (("code", "ab ("), ("docs", "cd."), ("literature", "ef,")):
-        (folder / domain).mkdir()
-        for i in range(60):
-            text = "".join(rng.choice(list(letters), rng.integers(10, 45)))
-            (folder / domain / f"{i}.txt").write_text(text, encoding="utf-8")
-    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
-    sources = [f"{d}={folder / d}" for d in ("code", "docs", "literature")]
-    prepare(sources, folder / "out", tokenizer, workers=1, validation_share=0.1)
-    return folder / "out"
+    letters = {"code": "ab (", "docs": "cd.", "literature": "ef,"}
+    domains = {name: (some, 60) for name, some in letters.items()}
+    return prepare_letters(folder, domains, seed=3, lengths=(10, 45))
 
 
 SMALL = [

@@ -10,20 +10,17 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import command, prepare_letters, records, run_of, write_run
 from torch import nn
 
-from littlelm_core.config import CheckpointError, LittleLMError, load_run
-from littlelm_core.ingest import prepare
-from littlelm_core.tokenizer import Tokenizer
+from littlelm_core.config import CheckpointError, LittleLMError
 from littlelm_core.trainer import (
     Precision,
     Trainer,
@@ -32,25 +29,6 @@ from littlelm_core.trainer import (
     newest_checkpoint,
     train,
 )
-
-SCRIPT = """
-import os, sys
-import torch
-from littlelm_core.config import LittleLMError, load_run
-from littlelm_core.trainer import train
-
-torch.set_num_threads(1)
-if "RANK" in os.environ:
-    torch.distributed.init_process_group("gloo")
-try:
-    result = train(load_run(sys.argv[1], sys.argv[2:]))
-except LittleLMError as error:
-    sys.exit(f"error: {error}")
-print("ended at", result.steps, "interrupted" if result.interrupted else "finished")
-if "RANK" in os.environ:  # a process that leaves while its peer talks may abort it
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-"""
 
 OWN = '''
 import time
@@ -69,59 +47,13 @@ class Slow:
 def home(tmp_path_factory):
     """A prepared folder of two domains, a run file and the script that trains it."""
     folder = tmp_path_factory.mktemp("train")
-    rng = np.random.default_rng(5)
-    for domain, letters in (("up", "ABCD "), ("down", "abcd ")):
-        (folder / domain).mkdir()
-        for i in range(60):
-            text = "".join(rng.choice(list(letters), rng.integers(20, 200)))
-            (folder / domain / f"{i}.txt").write_text(text, encoding="utf-8")
-    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
-    sources = [f"{d}={folder / d}" for d in ("up", "down")]
-    prepare(sources, folder / "data", tokenizer, workers=1, validation_share=0.1)
+    prepare_letters(folder, {"up": ("ABCD ", 60), "down": ("abcd ", 60)})
     (folder / "own.py").write_text(OWN, encoding="utf-8")
-    (folder / "script.py").write_text(SCRIPT, encoding="utf-8")
-    (folder / "run.toml").write_text(
-        textwrap.dedent(f"""
-        steps = 60
-        rows = 2
-        grad_accum = 3
-        checkpoint_every = 7
-        validate_every = 20
-        sample_every = 30
-        [data]
-        source = "{folder / "data"}"
-        [tokenizer]
-        vocab_size = 260
-        [model]
-        dim = 32
-        layers = 1
-        heads = 2
-        kv_heads = 1
-        ffn_dim = 64
-        context = 32
-        [optimizer]
-        lr = 3e-3
-        [schedule]
-        warmup = 5
-        [precision]
-        dtype = "fp32"
-        """),
-        encoding="utf-8",
-    )
+    write_run(
+        folder, "steps = 60", "rows = 2", "grad_accum = 3", "checkpoint_every = 7",
+        "validate_every = 20", "sample_every = 30",
+    )  # fmt: skip
     return folder
-
-
-def run_of(home, where, *keys):
-    return load_run(home / "run.toml", [f"run_dir={where}", *keys])
-
-
-def command(home, where, *keys, ranks=1):
-    start = [sys.executable]
-    if ranks > 1:
-        start += ["-m", "torch.distributed.run", "--standalone"]
-        start += ["--nproc-per-node", str(ranks)]
-    return [*start, str(home / "script.py"), str(home / "run.toml"),
-            f"run_dir={where}", *keys]  # fmt: skip
 
 
 def launch(home, where, *keys, **options):
@@ -129,18 +61,6 @@ def launch(home, where, *keys, **options):
         command(home, where, *keys), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         encoding="utf-8", env={**os.environ, "OMP_NUM_THREADS": "1"}, **options,
     )  # fmt: skip
-
-
-def records(where, event="train"):
-    path = Path(where) / "metrics.jsonl"
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    found = []
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue  # half a line of the process that is writing it
-    return [r for r in found if r["event"] == event]
 
 
 def curve(where):
