@@ -9,21 +9,24 @@ import typer
 
 from littlelm_core.cli.frame import console, data_app
 
+CORE = "core"  # the one name that is tasks to score, not text to train on
+
 
 @data_app.command("prepare")
 def data_prepare(
+    context: typer.Context,
     sources: Annotated[
         list[str],
         typer.Argument(
             metavar="SOURCE...",
             help="Files (text, .jsonl, .gz, .zst, .parquet), folders of them, or "
             "datasets OWNER/NAME:CONFIG:SPLIT; DOMAIN=SOURCE names a domain. Or one of "
-            "climbmix, fineweb-edu, with --shards.",
+            "climbmix, fineweb-edu, with --shards; or core, the tasks of CORE.",
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder of shards; a named dataset has its own."),
+        typer.Option(help="The folder to write; what has a name has its own."),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="tokenizer.json, its folder, gpt2 or vocab.bpe.")
@@ -41,7 +44,7 @@ def data_prepare(
         str, typer.Option(help="Of climbmix: ids (the default), ids-full or text.")
     ] = "",
     downloads: Annotated[
-        Path | None, typer.Option(help="Where a named dataset's files come to lie.")
+        Path | None, typer.Option(help="Where what is fetched comes to lie.")
     ] = None,
     keep: Annotated[bool, typer.Option(help="Keep those files once read.")] = False,
 ) -> None:
@@ -58,6 +61,7 @@ def data_prepare(
       littlelm data prepare HuggingFaceFW/fineweb-edu:sample-10BT:train \\
           --out data/prepared/edu --tokenizer gpt2
       littlelm data prepare climbmix --shards 4
+      littlelm data prepare core
       littlelm train tiny data.source=data/prepared/books \\
           mixture.use=proportional run_dir=runs/books
     """
@@ -67,15 +71,19 @@ def data_prepare(
     from littlelm_core.ingest.find import parse
     from littlelm_core.tokenizer import Tokenizer
 
-    named = [s for s in sources if s in DATASETS and not Path(s).exists()]
+    names = [*DATASETS, CORE]
+    named = [s for s in sources if s in names and not Path(s).exists()]
     if named and len(sources) > 1:
         raise ConfigError(f"{named[0]} has a folder of its own: prepare it alone")
+    if named == [CORE]:
+        _prepare_core(context, out, downloads, keep)
+        return
     if named:
         keywords = {"downloads": downloads, "keep": keep}
         _prepare_named(sources[0], shards, tokenizer, out, form, workers, **keywords)
         return
     for source in sources:
-        parse(source, DATASETS)  # what is not there is said first
+        parse(source, names)  # what is not there is said first
     if shards is not None or form or downloads or keep:
         raise ConfigError(
             "--shards, --form, --downloads and --keep belong to one named dataset: "
@@ -132,6 +140,32 @@ def _prepare_named(
         name, shards, chosen, out, form, workers, console=console, **keywords
     )
     _show_prepared(manifest, out or data_folder() / name)
+
+
+def _prepare_core(
+    context: typer.Context, out: Path | None, downloads: Path | None, keep: bool
+) -> None:
+    """Fetch the tasks of CORE; refuse what is only about text to train on."""
+    from littlelm_core.config import ConfigError
+    from littlelm_core.ingest.core_bundle import prepare_core
+    from littlelm_core.ingest.core_table import FILES, LICENCES, TASKS
+
+    useful = {"sources", "out", "downloads", "keep"}
+    for name in context.params:
+        given = context.get_parameter_source(name)
+        if name not in useful and given is not None and given.name != "DEFAULT":
+            raise ConfigError(
+                f"core is tasks to score, not text to train on: leave --"
+                f"{name.replace('_', '-')} out (it takes --out, --downloads, --keep)"
+            )
+    folder = prepare_core(out, downloads=downloads, keep=keep, console=console)
+    records = sum(file.records for file in FILES.values())
+    for line in (
+        f"{folder}: {len(TASKS)} tasks, {len(FILES)} files, {records:,} records",
+        LICENCES,
+        "next: littlelm eval tiny",
+    ):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _load_tokenizer(given: str) -> Any:

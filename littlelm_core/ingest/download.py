@@ -1,4 +1,4 @@
-"""Files of a public Hugging Face repository: listed, fetched, checked, resumed.
+"""Files of a public Hugging Face repository, or of a plain address: fetched, checked.
 
 Two addresses of the Hub are enough: `paths-info` tells sizes and SHA-256 sums, and
 `resolve` gives a file from any byte on. The Hub's own client (huggingface_hub 2.4)
@@ -38,20 +38,28 @@ class Unreachable(DataError):
     """The server cannot be reached: no network, or it stays away."""
 
 
+class Refused(DataError):
+    """The server answers, and will not give the file."""
+
+
 class RemoteFile(NamedTuple):
     """A file of a dataset repository; size -1 and sha256 "" where nobody told them.
 
     A small file may have no listed sum: then its size alone is checked.
+    address: of a file that is in no repository; `path` is its name on this machine.
     """
 
     repo: str
     path: str
     size: int = -1
     sha256: str = ""
+    address: str = ""
 
     @property
     def url(self) -> str:
         """Where the file is."""
+        if self.address:
+            return self.address
         where = urllib.parse.quote(self.path)
         return f"{endpoint()}/datasets/{self.repo}/resolve/main/{where}"
 
@@ -64,10 +72,15 @@ def endpoint() -> str:
 # ---- Ask, and ask again
 
 
-def _open(url: str, headers: dict[str, str], data: bytes | None = None) -> IO[bytes]:
+def _open(
+    url: str,
+    headers: dict[str, str],
+    data: bytes | None = None,
+    method: str | None = None,
+) -> IO[bytes]:
     # Compressed on the way, the bytes would not be those of the file.
     headers = {"Accept-Encoding": "identity", "User-Agent": "littlelm", **headers}
-    request = urllib.request.Request(url, data, headers)
+    request = urllib.request.Request(url, data, headers, method=method)
     return urllib.request.urlopen(request, timeout=TIMEOUT)
 
 
@@ -75,7 +88,7 @@ def _patiently(attempt: Callable[[], bool], url: str) -> None:
     """Call `attempt` until it returns True, with longer waits while it brings nothing.
 
     attempt: returns whether all is there; raises `Progress` after an interrupted part.
-    Raises DataError where the server refuses, Unreachable where it does not answer.
+    Raises Refused where the server refuses, Unreachable where it does not answer.
     """
     failures, wait = 0, FIRST_WAIT
     while True:
@@ -92,7 +105,7 @@ def _patiently(attempt: Callable[[], bool], url: str) -> None:
         except urllib.error.HTTPError as error:
             error.close()
             if error.code in REFUSED:
-                raise DataError(
+                raise Refused(
                     f"{url} answers {error.code} {error.reason}: the file was moved or "
                     "is not public; put it there by hand, or update littlelm"
                 ) from error
@@ -140,6 +153,24 @@ def list_files(repo: str, paths: Iterable[str]) -> list[RemoteFile]:
             "its layout has changed, update littlelm"
         )
     return [found[p] for p in paths]
+
+
+def sized(file: RemoteFile) -> RemoteFile:
+    """Return a file of a plain address with the size that its server tells.
+
+    Raises Unreachable: no network; DataError: the server refuses or tells no size.
+    """
+    told: list[str | None] = []
+
+    def ask() -> bool:
+        with _open(file.url, {}, method="HEAD") as answer:
+            told.append(answer.headers.get("Content-Length"))
+        return True
+
+    _patiently(ask, file.url)
+    if told[-1] is None or not told[-1].isdigit():
+        raise Refused(f"{file.url} tells no size of the file: name another address")
+    return file._replace(size=int(told[-1]))
 
 
 # ---- Fetch
@@ -259,10 +290,14 @@ def _sha256(path: Path) -> str:
 # ---- Room
 
 
-def check_room(needs: Iterable[tuple[Path, int, str]]) -> list[str]:
+def check_room(
+    needs: Iterable[tuple[Path, int, str]],
+    mend: str = "take fewer shards, or folders on a larger disk",
+) -> list[str]:
     """Return a line for each disk about the room that is needed; refuse what is small.
 
     needs: (folder, bytes, what they are); the folders need not exist yet.
+    mend: what to do where the room is too small.
     Raises DataError with the numbers of the first disk that is too small.
     """
     disks: dict[int, tuple[Path, int, list[str]]] = {}
@@ -279,8 +314,7 @@ def check_room(needs: Iterable[tuple[Path, int, str]]) -> list[str]:
         if size > free:
             raise DataError(
                 f"{what} need {size / 1e9:,.2f} GB and the disk of {at} has "
-                f"{free / 1e9:,.2f} GB free: take fewer shards, or folders on a "
-                "larger disk"
+                f"{free / 1e9:,.2f} GB free: {mend}"
             )
         lines.append(f"{what}; {free / 1e9:,.2f} GB are free at {at}")
     return lines
