@@ -16,20 +16,24 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from littlelm_core.report.terminal import core_name
+
 POINTS = 600  # at most this many points of a curve are drawn
 
 # Colors that matplotlib draws with, and the CSS variables that replace them.
-INK, GRID = "#010101", "#020202"
+INK, GRID, CARD = "#010101", "#020202", "#020203"
 LINES = ("#030301", "#030302", "#030303", "#030304", "#030305", "#030306")
-CSS_NAMES = {INK: "ink", GRID: "grid"} | {c: f"line{i}" for i, c in enumerate(LINES)}
+CSS_NAMES = {INK: "ink", GRID: "grid", CARD: "card"}
+CSS_NAMES |= {c: f"line{i}" for i, c in enumerate(LINES)}
 
 
 def charts(
     train: list[dict[str, Any]],
     validation: list[dict[str, Any]],
     start: dict[str, Any],
+    core: list[dict[str, Any]],
 ) -> list[str]:
-    """Return loss, bits per byte, learning rate and speed as figures."""
+    """Return loss, bits per byte, CORE, learning rate and speed as figures."""
     if not train:
         return ['<p class="empty">No step yet.</p>']
     steps = np.array([r["step"] for r in train])
@@ -37,20 +41,23 @@ def charts(
     found = [_loss_chart(steps, loss, validation)]
     if validation:
         found.append(_bits_chart(validation))
+    if core:
+        found.append(_core_chart(core))
     found.append(_rate_chart(train, steps))
     speed = np.array([r["tokens_per_second"] for r in train])
-    axes = _axes("tokens per second")
+    axes = new_axes("tokens per second")
     _curve(axes, steps, speed, LINES[0])
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_ylim(0, 1.3 * float(np.median(speed)))
-    found.append(_svg(axes, f"Tokens per second, median {np.median(speed):,.0f}"))
+    found.append(svg(axes, f"Tokens per second, median {np.median(speed):,.0f}"))
     return found
 
 
-def _axes(label: str) -> Any:
-    axes = Figure(figsize=(4.8, 2.8), layout="constrained").subplots()
+def new_axes(label: str, below: str = "optimizer step", height: float = 2.8) -> Any:
+    """Return axes of a new figure, 4.8 inches wide: what a phone shows unscaled."""
+    axes = Figure(figsize=(4.8, height), layout="constrained").subplots()
     axes.set_ylabel(label, color=INK)
-    axes.set_xlabel("optimizer step", color=INK)
+    axes.set_xlabel(below, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.tick_params(which="both", colors=INK)
     axes.grid(color=GRID, linewidth=0.8)
@@ -112,7 +119,7 @@ def _legend(axes: Any) -> None:
 def _loss_chart(
     steps: np.ndarray, loss: np.ndarray, validation: list[dict[str, Any]]
 ) -> str:
-    axes = _axes("loss, nats per token")
+    axes = new_axes("loss, nats per token")
     _curve(axes, steps, loss, LINES[0], "training")
     at = [v["step"] for v in validation]
     scores = [v["domains"]["overall"]["loss"] for v in validation]
@@ -125,11 +132,11 @@ def _loss_chart(
         margin = max(0.1 * (top - bottom), 0.01)
         axes.set_ylim(bottom - margin, top + margin)
     _legend(axes)
-    return _svg(axes, "Loss of the training steps and of validation")
+    return svg(axes, "Loss of the training steps and of validation")
 
 
 def _bits_chart(validation: list[dict[str, Any]]) -> str:
-    axes = _axes("bits per byte")
+    axes = new_axes("bits per byte")
     at = [v["step"] for v in validation]
     domains = list(validation[-1]["domains"])
     for i, domain in enumerate(domains):
@@ -145,11 +152,11 @@ def _bits_chart(validation: list[dict[str, Any]]) -> str:
         )
     axes.set_xlim(left=0)
     _legend(axes)
-    return _svg(axes, "Bits per byte of the validation split, by domain")
+    return svg(axes, "Bits per byte of the validation split, by domain")
 
 
 def _rate_chart(train: list[dict[str, Any]], steps: np.ndarray) -> str:
-    axes = _axes("learning rate")
+    axes = new_axes("learning rate")
     curves: dict[tuple[float, ...], list[str]] = {}
     for group in train[-1]["lr"]:
         rates = tuple(r["lr"].get(group, math.nan) for r in train)
@@ -168,10 +175,31 @@ def _rate_chart(train: list[dict[str, Any]], steps: np.ndarray) -> str:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
         axes.yaxis.get_offset_text().set_color(INK)
     _legend(axes)
-    return _svg(axes, "Learning rate of each parameter group")
+    return svg(axes, "Learning rate of each parameter group")
 
 
-def _svg(axes: Any, title: str) -> str:
+def _core_chart(core: list[dict[str, Any]]) -> str:
+    """Draw the score of each suite, or of each number of tasks, as its own line."""
+    axes = new_axes("mean centered accuracy")
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for record in core:
+        lines.setdefault(core_name(record), []).append(record)
+    for (name, records), color in zip(lines.items(), LINES * len(lines), strict=False):
+        key = "mean_of_tasks" if records[0]["core"] is None else "core"
+        at, score = [r["step"] for r in records], [r[key] for r in records]
+        label = name.replace("$", r"\$")  # a suite is named by its user: no formula
+        axes.plot(at, score, "o-", color=color, label=label, markersize=4)
+        for record in records:
+            if record["interval"]:
+                both = [record["step"]] * 2
+                axes.plot(both, record["interval"], color=color, alpha=0.5, linewidth=3)
+    axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")  # what guessing reaches
+    axes.set_xlim(left=0)
+    _legend(axes)
+    return svg(axes, f"{', '.join(lines)} over the run, with 95 % intervals")
+
+
+def svg(axes: Any, title: str) -> str:
     """Return a chart as a figure with inline SVG, its colors named in CSS."""
     out = io.StringIO()
     salt = re.sub(r"\W", "", title)
@@ -179,11 +207,13 @@ def _svg(axes: Any, title: str) -> str:
     with matplotlib.rc_context(options):
         metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
         axes.figure.savefig(out, format="svg", transparent=True, metadata=metadata)
-    svg = out.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', r"<svg \1>", svg, count=1)
-    svg = re.sub(r' id="(?!\w*clip|p[0-9a-f]{10}|m[0-9a-f]{10})[^"]*"', "", svg)
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', r"<svg \1>", text, count=1)
+    text = re.sub(r' id="(?!\w*clip|p[0-9a-f]{10}|m[0-9a-f]{10})[^"]*"', "", text)
     for color, variable in CSS_NAMES.items():
-        svg = svg.replace(color, f"var(--{variable})")
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)
-    return f"<figure><figcaption>{html.escape(title)}</figcaption>{svg}</figure>"
+        text = text.replace(color, f"var(--{variable})")
+    text = text.replace(
+        "<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1
+    )
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{text}</figure>"

@@ -18,9 +18,15 @@ import numpy as np
 
 from littlelm_core.report.charts import charts
 from littlelm_core.report.log import read_metrics, write_text
-from littlelm_core.report.terminal import duration
+from littlelm_core.report.terminal import core_name, core_score, duration
 
 REFRESH = 20  # seconds between the browser's reloads while a run goes on
+
+# Said beside every score: Diao et al., CLIMB (arXiv 2504.13161).
+CLIMBMIX = (
+    "ClimbMix's mixture was searched with PIQA, ARC-easy and HellaSwag as its score: "
+    "four of CORE's 22 tasks, as HellaSwag is in it twice."
+)
 
 
 class Page:
@@ -80,9 +86,10 @@ def page(name: str, records: list[dict[str, Any]], run: dict[str, Any]) -> str:
     parts = [
         _header(name, status, records[-1] if ended else {}, start, train, by_event),
         '<section class="charts">',
-        *charts(train, by_event.get("validation", []), start),
+        *charts(train, by_event.get("validation", []), start, by_event.get("core", [])),
         "</section>",
         _scores(by_event.get("validation", []), start),
+        _core(by_event.get("core", [])),
         _samples(by_event.get("sample", [])),
         _groups(start),
         _config(run),
@@ -207,6 +214,24 @@ def _scores(validation: list[dict[str, Any]], start: dict[str, Any]) -> str:
     return (
         f"<h2>Validation, bits per byte</h2><p>Step {newest['step']:,}, {split}. "
         "Lower is better; loss is in nats a token.</p>" + _table(heads, rows)
+    )
+
+
+def _core(core: list[dict[str, Any]]) -> str:
+    if not core:
+        return ""
+    last = core[-1]
+    rows = [
+        [label, f"{task['accuracy']:.1%}", f"{task['centered']:+.3f}"]
+        for label, task in last["tasks"].items()
+    ]
+    said = "" if last["suite"] == "CORE" else f" {last['suite']} is not CORE."
+    return (
+        f"<h2>{escape(core_name(last))}</h2><p>Step {last['step']:,}: "
+        f"{escape(core_score(last))}, in {duration(last['seconds'])}."
+        f"{escape(said)} {escape(CLIMBMIX)}</p><details><summary>Its tasks</summary>"
+        + _table(["task", "accuracy", "centered"], rows)
+        + "</details>"
     )
 
 

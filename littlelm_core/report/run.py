@@ -46,7 +46,7 @@ class Report:
         self._call("on_start")
 
     def tell(self, event: str, **fields: Any) -> None:
-        """Take a "train", "validation" or "sample" record of the trainer's step."""
+        """Take a "train", "validation", "core" or "sample" record of this step."""
         record = self.log.write(event, self.trainer.step, **fields)
         getattr(self.progress, event)(record)
         if event in HOOKS:

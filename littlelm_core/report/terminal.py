@@ -39,6 +39,25 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
+def core_name(record: dict[str, Any]) -> str:
+    """Return the name of a CORE report's or record's score: its suite, or no CORE."""
+    if record["core"] is not None:
+        return str(record["suite"])
+    number = len(record["tasks"])
+    return f"centered mean of {number} {record['suite']} task{'s' * (number != 1)}"
+
+
+def core_score(record: dict[str, Any]) -> str:
+    """Return the score of a CORE report or record with its 95 % interval."""
+    score = record["core"]
+    score = record.get("mean_of_tasks") if score is None else score
+    if score is None:
+        return "-"
+    low, high = record.get("interval") or (None, None)
+    between = f" (95 % interval {low:.4f} to {high:.4f})" if low is not None else ""
+    return f"{score:.4f}{between}"
+
+
 class Progress:
     """The terminal side of a run. total and done are optimizer steps."""
 
@@ -139,6 +158,13 @@ class Progress:
             for domain, score in record["domains"].items()
         )
         self.say(f"validation at step {record['step']}, bits per byte: {scores}")
+
+    def core(self, record: dict[str, Any]) -> None:
+        """Say the score of a CORE evaluation, its interval and what it took."""
+        self.say(
+            f"{core_name(record)} at step {record['step']}: {core_score(record)}, "
+            f"in {duration(record['seconds'])}"
+        )
 
     def sample(self, record: dict[str, Any]) -> None:
         """Show a sample on one line."""
