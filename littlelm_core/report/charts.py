@@ -185,14 +185,13 @@ def _core_chart(core: list[dict[str, Any]]) -> str:
     for record in core:
         lines.setdefault(core_name(record), []).append(record)
     for (name, records), color in zip(lines.items(), LINES * len(lines), strict=False):
-        key = "mean_of_tasks" if records[0]["core"] is None else "core"
-        at, score = [r["step"] for r in records], [r[key] for r in records]
+        at = [r["step"] for r in records]
+        score = [r["mean_of_tasks"] for r in records]
         label = name.replace("$", r"\$")  # a suite is named by its user: no formula
         axes.plot(at, score, "o-", color=color, label=label, markersize=4)
         for record in records:
-            if record["interval"]:
-                both = [record["step"]] * 2
-                axes.plot(both, record["interval"], color=color, alpha=0.5, linewidth=3)
+            both = [record["step"]] * 2
+            axes.plot(both, record["interval"], color=color, alpha=0.5, linewidth=3)
     axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")  # what guessing reaches
     axes.set_xlim(left=0)
     _legend(axes)

@@ -33,11 +33,10 @@ __all__ = [
     "write_core_page",
 ]
 
-TASKS = 22  # of CORE, and of mini CORE
 KINDS = {"multiple_choice": "choice", "language_modeling": "language"}
 ODD = {
-    "no_score": "choices without a score", "border": "tokens over the border",
-    "cut_answers": "cut answers",
+    "no_score": "choices without a token", "border": "tokens across the border",
+    "cut_answers": "answers that were cut",
 }  # fmt: skip
 
 # GPT-2 with 1.5B parameters, v1 baselines. The score: README of github.com/karpathy/
@@ -60,12 +59,9 @@ GPT_2_SOURCE = (
 
 def core_record(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a "core" record of metrics.jsonl, as log.py lists them."""
-    chosen, interval = f"centered_{report['baselines']}", report["interval"]
+    chosen = f"centered_{report['baselines']}"
     return {
-        "core": report["core"],
-        "mean_of_tasks": report.get("mean_of_tasks"),
-        "suite": report["suite"],
-        "interval": interval if interval and None not in interval else None,
+        **{key: report[key] for key in ("suite", "core", "mean_of_tasks", "interval")},
         "tasks": {
             label: {"accuracy": task["accuracy"], "centered": task[chosen]}
             for label, task in report["tasks"].items()
@@ -81,10 +77,7 @@ def core_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what a report says beside its tasks, as (name, text) pairs."""
     tasks, chosen = report["tasks"], report["baselines"]
     facts = [(core_name(report), core_score(report))]
-    if report["core"] is None:
-        ran = f"only {len(tasks)} of {TASKS} tasks ran; it is the mean of all {TASKS}"
-        facts.append((f"no {report['suite']}", ran))
-    elif report.get("core_v1") is not None and report.get("core_v2") is not None:
+    if report["core"] is not None:
         both = f"v1 {report['core_v1']:.4f}, v2 {report['core_v2']:.4f}"
         facts.append(("baselines", f"{both}; {chosen} is quoted"))
     done, of = (sum(t[key] for t in tasks.values()) for key in ("n", "of"))
@@ -93,19 +86,19 @@ def core_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     cropped = [task["truncated"] for task in tasks.values() if task["truncated"]]
     if cropped:
         whole = report.get("core_uncropped")
-        kept = sum(bool(task["n_uncropped"]) for task in tasks.values())
+        kept = report["tasks_uncropped"]
         score = "-" if whole is None else f"{whole:.4f} over {kept} tasks"
         many = f"{sum(cropped):,} items in {len(cropped)} of the tasks were cropped"
         facts.append(("without cropped items", f"{score}; {many}"))
     for key, name in ODD.items():
         if number := sum(task.get(key) or 0 for task in tasks.values()):
-            facts.append((name, f"{number:,} items"))
+            facts.append((name, f"items: {number:,}"))
     if bits := report.get("bits_per_byte"):
         by_domain = ", ".join(f"{d} {value:.3f}" for d, value in bits.items())
         facts.append(("bits per byte", by_domain))
     alone, run = report["tokens"]["alone"], report["tokens"]["run"]
-    fewer = f", {alone / run:.2f} times fewer" if run else ""
-    facts.append(("tokens", f"{alone:,} item by item, {run:,} run{fewer}"))
+    ratio = f", ratio {alone / run:.2f}" if run else ""
+    facts.append(("tokens", f"{alone:,} item by item, {run:,} run{ratio}"))
     spent = report["seconds"]
     parts = f"tokens {duration(spent['tokenize'])}, model {duration(spent['model'])}"
     facts.append(("time", f"{duration(spent['total'])} ({parts})"))
@@ -113,14 +106,12 @@ def core_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts.append(("settings", ", ".join(f"{k} {v}" for k, v in settings)))
     data, other = report["data_sha256"], report["table_sha256"]
     facts.append(("sha256", f"data {data[:16]}, table of tasks {other[:16]}"))
-    changed = [label for label, t in tasks.items() if t.get("published") is False]
-    if changed:
-        facts.append(("not the published files", ", ".join(changed)))
     return facts
 
 
 def _notes(report: Mapping[str, Any]) -> list[str]:
-    return [*map(str, report.get("notes", ())), CLIMBMIX]
+    own = [str(note) for note in report["notes"] if "ClimbMix" not in note]
+    return [*own, CLIMBMIX]
 
 
 def _accuracy(task: Mapping[str, Any]) -> str:
@@ -207,7 +198,7 @@ def core_page(
     model = str(report.get("model", "model"))
     name, marks, said = _other(report, against)
     facts = core_facts(report)
-    shown = [facts[0], *(f for f in facts[1:] if f[0].startswith(("no ", "bits")))]
+    shown = [facts[0], *(fact for fact in facts if fact[0] == "bits per byte")]
     if against is not None and name is not None:
         shown.insert(1, (name, f"{core_name(against)} {core_score(against)}"))
     elif report["suite"] == "CORE" and report["core"] is not None:

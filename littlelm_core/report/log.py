@@ -13,9 +13,9 @@ train       one a step: tokens so far, loss (nats, weighted by tokens; null if
 validation  domains: loss, bits_per_byte, tokens, bytes of each and "overall"; whole:
             whether that was all of the split
 core        suite ("CORE" or "mini CORE"); core: the mean centered accuracy of all its
-            tasks, null where only some ran, and then mean_of_tasks; interval: 95 %,
-            null where there is none; tasks: accuracy and centered of each label;
-            seconds that it took
+            tasks, null where only some ran; mean_of_tasks: of those that ran, and the
+            95 % interval of it; tasks: accuracy and centered of each label; seconds
+            that it took
 sample      domain, prompt and the text that the model wrote
 end         status "finished", "interrupted" or "failed", and then the error
 """

@@ -49,13 +49,8 @@ def core_name(record: dict[str, Any]) -> str:
 
 def core_score(record: dict[str, Any]) -> str:
     """Return the score of a CORE report or record with its 95 % interval."""
-    score = record["core"]
-    score = record.get("mean_of_tasks") if score is None else score
-    if score is None:
-        return "-"
-    low, high = record.get("interval") or (None, None)
-    between = f" (95 % interval {low:.4f} to {high:.4f})" if low is not None else ""
-    return f"{score:.4f}{between}"
+    low, high = record["interval"]
+    return f"{record['mean_of_tasks']:.4f} (95 % interval {low:.4f} to {high:.4f})"
 
 
 class Progress:
