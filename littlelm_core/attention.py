@@ -17,7 +17,7 @@ D head width, C model width.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -229,6 +229,26 @@ class KVCache:
     def reset(self) -> None:
         """Forget every token; the buffers stay."""
         self.length = 0
+
+    def select(self, rows: Sequence[int], length: int) -> "KVCache":
+        """Return a new cache whose row i goes on from row rows[i], for `length` tokens.
+
+        A row may be taken several times: its text was then read once for all of them.
+        Raises LittleLMError when `length` is less than what has been seen.
+        """
+        if length < self.length:
+            raise LittleLMError(
+                f"a cache of {length} tokens cannot go on from {self.length} seen"
+            )
+        batch, kv_heads, _, head_dim = self.keys.shape
+        dtype, device = self.keys.dtype, self.keys.device
+        new = KVCache(len(rows), kv_heads, length, head_dim, dtype, device, self.window)
+        seen = min(self.length, self.keys.shape[2])
+        at = slice(None) if batch == 1 else list(rows)  # a single row is broadcast
+        new.keys[:, :, :seen] = self.keys[at, :, :seen]
+        new.values[:, :, :seen] = self.values[at, :, :seen]
+        new.length = self.length
+        return new
 
     def update(self, k_BKTD: Tensor, v_BKTD: Tensor) -> tuple[Tensor, Tensor]:
         """Store T tokens; return the (k_BKSD, v_BKSD) that these T may need.

@@ -372,13 +372,13 @@ class LanguageModel(nn.Module):
         padding to -inf. cache: from `make_cache`; ids then continue what it has seen.
         Raises LittleLMError when the tokens run past cfg.context.
         """
-        return self._logits(self._hidden(ids_BT, cache))
+        return self.logits(self.hidden(ids_BT, cache))
 
     def next_token_logits(
         self, ids_BT: Tensor, cache: Sequence[KVCache] | None = None
     ) -> Tensor:
         """Return logits_BV after the last token, padding ids at -inf: for sampling."""
-        logits_BV = self._logits(self._hidden(ids_BT, cache)[:, -1])
+        logits_BV = self.logits(self.hidden(ids_BT, cache)[:, -1])
         logits_BV[:, self.cfg.vocab_size :] = -math.inf
         return logits_BV
 
@@ -391,7 +391,7 @@ class LanguageModel(nn.Module):
         -100 count nothing. In nats; reduction: "mean" over valid targets or "sum".
         """
         return self._token_loss(
-            self._hidden(ids_BT).flatten(0, 1),
+            self.hidden(ids_BT).flatten(0, 1),
             self.head_weight,
             targets_BT.flatten(),
             softcap=self.cfg.softcap,
@@ -445,7 +445,8 @@ class LanguageModel(nn.Module):
         for name, parameter in self.norm.named_parameters(prefix="norm"):
             init_parameter(parameter, name, seed, 1.0)
 
-    def _hidden(self, ids_BT: Tensor, cache: Sequence[KVCache] | None = None) -> Tensor:
+    def hidden(self, ids_BT: Tensor, cache: Sequence[KVCache] | None = None) -> Tensor:
+        """Return the stream behind the last norm, B x T x C; `logits` reads it."""
         start = cache[0].length if cache else 0
         end = start + ids_BT.shape[1]
         if end > self.cfg.context:
@@ -479,7 +480,8 @@ class LanguageModel(nn.Module):
         cos_TD, sin_TD = self._rope_tables[device]
         return cos_TD[start:end], sin_TD[start:end]
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
+        """Return fp32 logits, softcapped, of streams x of shape ... x C."""
         logits = F.linear(x, self.head_weight).float()
         cap = self.cfg.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)

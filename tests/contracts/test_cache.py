@@ -97,3 +97,23 @@ def test_dtype_is_the_caches(part):
         for first, last in ((0, 3), (3, 9), (9, 10)):
             k, v = cache.update(_keys(first, last), -_keys(first, last))
             assert k.dtype == v.dtype == torch.bfloat16, f"got {k.dtype}"
+
+
+def test_rows_go_on_from_rows_that_were_read(part):
+    for window, length in ((None, 9), (3, 9), (None, 5)):
+        cache = part(2, 3, 5, 4, window=window)
+        first = _keys(0, 5) + 100 * torch.arange(2.0).view(2, 1, 1, 1)
+        cache.update(first, -first)
+        chosen = cache.select([1, 0, 1], length)
+        assert chosen.length == 5, "the position of the next token"
+        before = cache.keys.clone()
+        new = _keys(5, length, batch=3) + 1000
+        k, v = chosen.update(new, -new) if length > 5 else (chosen.keys, chosen.values)
+        assert torch.equal(v, -k), "keys and values of different tokens"
+        kept = 5 if window is None else window - 1
+        for row, source in enumerate((1, 0, 1)):
+            want = torch.cat((first[source, :, 5 - kept :], new[row]), dim=1)
+            assert torch.equal(k[row, :, -want.shape[1] :], want), f"row {row}"
+        assert torch.equal(cache.keys, before), "the cache read from has changed"
+        with pytest.raises(ValueError, match="5"):
+            cache.select([0], 4)

@@ -103,6 +103,23 @@ class KeepsLength(KVCache):
         self.values.zero_()
 
 
+class SelectsInOrder(KVCache):
+    """The first rows are kept, whichever were asked for."""
+
+    def select(self, rows, length):
+        last = len(self.keys) - 1
+        return super().select([min(i, last) for i in range(len(rows))], length)
+
+
+class SelectsFromTheStart(KVCache):
+    """The new cache does not know how much it has seen."""
+
+    def select(self, rows, length):
+        new = super().select(rows, length)
+        new.length = 0
+        return new
+
+
 ZOO = {
     "cut to what fits": (NoCheck, "test_overflow_raises_before_anything_is_lost"),
     "only the chunk is checked": (
@@ -120,4 +137,12 @@ ZOO = {
     "values of another token": (Swapped, "test_a_window_keeps_what_it_must"),
     "dtype of the newest chunk": (Growing, "test_dtype_is_the_caches"),
     "reset keeps the length": (KeepsLength, "test_reset_forgets"),
+    "other rows are selected": (
+        SelectsInOrder,
+        "test_rows_go_on_from_rows_that_were_read",
+    ),
+    "a selected cache starts at 0": (
+        SelectsFromTheStart,
+        "test_rows_go_on_from_rows_that_were_read",
+    ),
 }

@@ -38,7 +38,7 @@ class ChecksTheLengthAlone(LanguageModel):
         at = torch.arange(start, end) % cfg.context
         return rope_table(at, cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
 
-    def _hidden(self, ids_BT, cache=None):
+    def hidden(self, ids_BT, cache=None):
         if ids_BT.shape[1] > self.cfg.context:
             raise ValueError("longer than the context")
         start = cache[0].length if cache else 0
@@ -74,7 +74,7 @@ class ShiftsAgain(LanguageModel):
 
 class ForgetsTheCapInTheLoss(LanguageModel):
     def loss(self, ids_BT, targets_BT, reduction="mean"):
-        x = self._hidden(ids_BT).flatten(0, 1)
+        x = self.hidden(ids_BT).flatten(0, 1)
         targets = targets_BT.flatten()
         return linear_cross_entropy(x, self.head_weight, targets, reduction=reduction)
 
@@ -125,7 +125,7 @@ class TablesFromGeneration(LanguageModel):
 
 
 class HardCap(LanguageModel):
-    def _logits(self, x):
+    def logits(self, x):
         cap = self.cfg.softcap or math.inf
         return (x @ self.head_weight.T).float().clamp(-cap, cap)
 

@@ -1,0 +1,1180 @@
+# From chapters/15_core_eval.md by `littlelm book export`: edit the chapter.
+"""CORE: twenty-two exams, one number, and how far to trust it.
+
+A loss says how well a model predicts text; CORE says what that is good for: the mean,
+over 22 tasks, of the accuracy above chance. Each item is a prompt with a few solved
+examples in front, and the model answers by how likely it finds each answer, so nothing
+is generated and nothing is judged by taste.
+
+The score is easy to get almost right. A space, a token on the border between question
+and answer, a prompt that does not fit, a tie: each moves it by about what people quote
+as progress. So every rule is written down here, every departure is counted in the
+report, and a slow reading of the same rules (`score_alone`) stands beside the fast one.
+
+What the hardware wants: no token read twice. The answers to one question share its
+examples, questions about one story share the story, and logits are needed where an
+answer stands, at less than 2 % of the positions.
+
+Shapes: B rows, T tokens, L tokens of a shared prefix, N scored positions, C width of
+the model, V vocabulary.
+"""
+
+import hashlib
+import json
+import math
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from littlelm_core.config import ConfigError, DataError, LittleLMError, nearest
+from littlelm_core.ingest.core_files import TABLES, read_tasks
+from littlelm_core.ingest.core_tokens import read_tokens, write_tokens
+from littlelm_core.ingest.hugging_face import CausalLM, TheirTokenizer
+from littlelm_core.model import CHUNK_LOGITS
+from littlelm_core.report.core_facts import (
+    core_facts,
+    data_digest,
+    digest_of,
+    table_digest,
+)
+from littlelm_core.report.journal import Journal
+
+__all__ = [
+    "AT_ONCE",
+    "CROPS",
+    "CoreReport",
+    "Example",
+    "Item",
+    "MARGINS",
+    "Reader",
+    "Row",
+    "Rules",
+    "SHORTEST_PREFIX",
+    "Score",
+    "Task",
+    "TaskResult",
+    "Text",
+    "Unit",
+    "Work",
+    "bootstrap",
+    "common_prefix",
+    "crop",
+    "encode",
+    "encoded",
+    "evaluate",
+    "example_of",
+    "is_close",
+    "judge",
+    "load_tasks",
+    "losses_and_leads",
+    "merge",
+    "packed",
+    "prompts",
+    "score_alone",
+    "score_rows",
+    "shots_of",
+    "solved",
+    "spread",
+    "weights_digest",
+]
+
+
+# ---- Tasks
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: how it is asked, what chance gives, and its items.
+
+    kind: one of KINDS. shots: solved examples in front of an item. delimiter:
+    between question and answer. baselines: {"v1": per cent, "v2": per cent} of a guess.
+    items: the records, shuffled once by `random.Random(1337)` as the reference does, so
+    that the first N are a sample. sha256: of the file. published: whether the file is
+    the one whose git blob id the table lists; None where it lists none.
+    """
+
+    label: str
+    kind: str
+    shots: int
+    delimiter: str
+    baselines: Mapping[str, float]
+    items: tuple[dict[str, Any], ...] = field(repr=False)
+    sha256: str = ""
+    category: str = ""
+    suite: str = "CORE"
+    published: bool | None = None
+
+    def centered(self, accuracy: float, table: str = "v1") -> float:
+        """Return the share of the way from chance (0) to perfect (1)."""
+        chance = self.baselines[table] / 100
+        return (accuracy - chance) / (1 - chance)
+
+
+def load_tasks(folder: str | Path) -> list[Task]:
+    """Return the tasks of a folder: core.yaml and the files that it names.
+
+    Raises DataError, in one line with file and line number, for what is missing, empty
+    or malformed.
+    """
+    return [Task(**fields) for fields in read_tasks(Path(folder))]
+
+
+# ---- Prompts
+
+
+def shots_of(task: Task, index: int, pool: int | None = None) -> list[dict[str, Any]]:
+    """Return the solved examples of item `index`: never the item itself.
+
+    pool: the examples come from the first `pool` items; all of them unless given. The
+    draw is the reference's: `random.Random(1234 + index).sample` from all other items.
+    Raises DataError when there are too few.
+    """
+    count = len(task.items) if pool is None else pool
+    if task.shots > count - 1:
+        raise DataError(
+            f"{task.label} wants {task.shots} examples before each item and has "
+            f"{count} items to take them from: it needs at least {task.shots + 1}"
+        )
+    # Drawing from a range is drawing from the list of the others, without the list.
+    drawn = random.Random(1234 + index).sample(range(count - 1), task.shots)
+    return [task.items[i + (i >= index)] for i in drawn]
+
+
+def solved(task: Task, record: Mapping[str, Any]) -> str:
+    """Return a record with its right answer, as it stands among the examples."""
+    if task.kind == "multiple_choice":
+        question, answer = record["query"], record["choices"][record["gold"]]
+    elif task.kind == "schema":
+        question = record["context_options"][record["gold"]]
+        answer = record["continuation"]
+    else:
+        question, answer = record["context"].strip(), record["continuation"]
+    return f"{question}{task.delimiter}{answer}"
+
+
+def prompts(
+    task: Task, index: int, shots: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], str | None]:
+    """Return (the text of each row of an item, the stripped prompt or None).
+
+    A multiple choice has a row for each choice, a schema one for each context, language
+    modeling one; only the last has a prompt, where the scored tokens begin.
+    """
+    record = task.items[index]
+    front = "".join(f"{solved(task, shot)}\n\n" for shot in shots)
+    if task.kind == "multiple_choice":
+        start = f"{front}{record['query']}{task.delimiter}"
+        return [start + choice for choice in record["choices"]], None
+    if task.kind == "schema":
+        end = f"{task.delimiter}{record['continuation']}"
+        return [front + option + end for option in record["context_options"]], None
+    prompt = f"{front}{record['context'].strip()}{task.delimiter}"
+    return [prompt + record["continuation"]], prompt.strip()
+
+
+# ---- Tokens
+
+
+class Row(NamedTuple):
+    """Ids of one row, BOS first; those from `start` on are scored."""
+
+    ids: np.ndarray
+    start: int
+
+    @property
+    def scored(self) -> int:
+        """Tokens whose loss counts; 0 for a choice without a token of its own."""
+        return len(self.ids) - self.start
+
+
+class Example(NamedTuple):
+    """An item in tokens: its rows, and what was done to make them fit."""
+
+    index: int
+    rows: tuple[Row, ...]
+    truncated: bool = False  # a row lost tokens
+    cut_answer: bool = False  # even the answer did not fit
+    border: bool = False  # a token lies across the border of prompt and answer
+
+
+def common_prefix(rows: Sequence[np.ndarray]) -> int:
+    """Return how many ids all rows begin with."""
+    shortest = min(map(len, rows))
+    for row in rows[1:]:
+        unequal = row[:shortest] != rows[0][:shortest]
+        shortest = int(unequal.argmax()) if unequal.any() else shortest
+    return shortest
+
+
+def example_of(
+    task: Task, index: int, rows: Sequence[np.ndarray], prompt: np.ndarray | None
+) -> Example:
+    """Find where the scored tokens of an item's rows begin.
+
+    rows: ids with BOS; prompt: those of the stripped prompt, for language modeling.
+    Raises DataError for an answer of language modeling without a token.
+    """
+    if task.kind == "multiple_choice":
+        starts = [common_prefix(rows)] * len(rows)
+        if len(rows) == 1:
+            starts = [1]  # nothing to compare: all of it is the answer
+    elif task.kind == "schema":
+        same = common_prefix([row[::-1] for row in rows])
+        starts = [max(len(row) - same, 1) for row in rows]
+    else:
+        starts = [common_prefix([prompt, rows[0]])]
+        if starts[0] == len(rows[0]):
+            raise DataError(
+                f"{task.label}: item {index} has a continuation without a token: "
+                f"{task.items[index]['continuation']!r}"
+            )
+    border = prompt is not None and starts[0] < len(prompt)
+    pairs = zip(rows, starts, strict=True)
+    return Example(index, tuple(Row(*pair) for pair in pairs), border=border)
+
+
+# ---- What does not fit
+
+CROPS = ("bos", "plain", "shots", "none")
+
+
+def crop(example: Example, context: int | None, policy: str = "bos") -> Example:
+    """Cut rows that are longer than the context; the answer stays.
+
+    policy: "bos" keeps the last tokens and puts BOS back in front, "plain" keeps the
+    last tokens only, as the reference does, "none" cuts nothing. ("shots" has dropped
+    examples before, see `encode`, and does as "bos" with what is still too long.)
+    """
+    if context is None or policy == "none":
+        return example
+    if max(len(row.ids) for row in example.rows) <= context:
+        return example
+    rows, cut_answer = [], False
+    for ids, start in example.rows:
+        drop = max(len(ids) - context, 0)
+        if drop and policy != "plain":
+            ids = np.concatenate((ids[:1], ids[drop + 1 :]))
+        else:
+            ids = ids[drop:]
+        # The first token of a row cannot be scored: nothing stands before it.
+        cut_answer |= start - drop < 1
+        rows.append(Row(ids, max(start - drop, 1)))
+    return example._replace(rows=tuple(rows), truncated=True, cut_answer=cut_answer)
+
+
+# ---- Encode, in parallel and once
+
+
+class Text:
+    """A tokenizer as the evaluator sees it: anything with `encode` and `bos_id`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.bos = tokenizer, tokenizer.bos_id
+        self.fingerprint: str | None = getattr(tokenizer, "fingerprint", None)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return each text's ids with one BOS in front; in parallel, if it can."""
+        batch = getattr(self.tokenizer, "encode_batch", None)
+        found = batch(texts) if batch else map(self.tokenizer.encode, texts)
+        return [np.array([self.bos, *ids], dtype=np.int32) for ids in found]
+
+
+class Rules(NamedTuple):
+    """What decides an item's tokens beside the task: see `evaluate`."""
+
+    context: int | None = None
+    crop: str = "bos"
+    max_per_task: int | None = None
+    legacy_pool: bool = False
+    legacy_nan: bool = False
+
+    def count(self, task: Task) -> int:
+        """Items of a task that are scored."""
+        return min(self.max_per_task or len(task.items), len(task.items))
+
+    def pool(self, task: Task) -> int:
+        """Items that examples are taken from."""
+        return self.count(task) if self.legacy_pool else len(task.items)
+
+
+AT_ONCE = 512  # items whose texts are held at a time
+
+
+def encode(task: Task, text: Text, rules: Rules) -> list[Example]:
+    """Return the items of a task in tokens, whole but for dropped examples."""
+    found: list[Example] = []
+    for start in range(0, rules.count(task), AT_ONCE):
+        indices = range(start, min(start + AT_ONCE, rules.count(task)))
+        shots = {i: shots_of(task, i, rules.pool(task)) for i in indices}
+        examples = _encode_some(task, text, shots)
+        while rules.crop == "shots" and rules.context is not None:
+            long = [
+                e.index
+                for e in examples.values()
+                if shots[e.index] and max(len(r.ids) for r in e.rows) > rules.context
+            ]
+            if not long:
+                break
+            shots.update((i, shots[i][1:]) for i in long)
+            again = _encode_some(task, text, {i: shots[i] for i in long})
+            examples.update((i, e._replace(truncated=True)) for i, e in again.items())
+        found += examples.values()
+    return found
+
+
+def _encode_some(
+    task: Task, text: Text, shots: Mapping[int, Sequence[Mapping[str, Any]]]
+) -> dict[int, Example]:
+    """Encode all rows and prompts of some items in one call."""
+    texts: list[str] = []
+    sizes = []
+    for index, front in shots.items():
+        rows, prompt = prompts(task, index, front)
+        texts += rows if prompt is None else [*rows, prompt]
+        sizes.append((index, len(rows), prompt is not None))
+    ids = iter(text.encode(texts))
+    found = {}
+    for index, count, has_prompt in sizes:
+        rows = [next(ids) for _ in range(count)]
+        prompt = next(ids) if has_prompt else None
+        found[index] = example_of(task, index, rows, prompt)
+    return found
+
+
+def encoded(task: Task, text: Text, rules: Rules, folder: Path | None) -> list[Example]:
+    """Return `encode`, from a file in `folder` where an earlier call has left it.
+
+    A file is named by everything that its tokens depend on: the tokenizer, the task's
+    file and settings, the rules.
+    """
+    if folder is None or text.fingerprint is None:
+        return encode(task, text, rules)
+    shots = (rules.context, rules.crop) if rules.crop == "shots" else ()
+    key = digest_of(
+        text.fingerprint, text.bos, task.sha256, task.kind, task.shots, task.delimiter,
+        rules.count(task), rules.pool(task), len(task.items), shots,
+    )[:16]  # fmt: skip
+    path = Path(folder) / f"{task.label}-{key}.npz"
+    if (stored := read_tokens(path)) is None:
+        found = encode(task, text, rules)
+        write_tokens(path, found)
+        return found
+    return [
+        Example(index, tuple(map(Row._make, rows)), **flags)
+        for index, rows, flags in stored
+    ]
+
+
+# ---- A model that is read
+
+
+class Reader:
+    """A model as the evaluator sees it: streams of ids in, logits where asked.
+
+    Any module that maps ids_BT to logits_BTV will do. One with `hidden` and `logits`
+    makes logits at the scored positions only, one with `make_cache` reads a shared
+    prefix once; a LanguageModel of this course has all three.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        weight = next(model.parameters(), torch.zeros(()))
+        self.device, self.dtype = weight.device, weight.dtype
+        cfg = getattr(model, "cfg", None)
+        self.context: int | None = getattr(cfg, "context", None)
+        self.vocab_size: int | None = getattr(cfg, "vocab_size", None)
+        self.splits = hasattr(model, "hidden") and hasattr(model, "logits")
+        self.caches = hasattr(model, "make_cache")
+
+    def streams(self, ids_BT: Tensor, cache: Any = None) -> Tensor:
+        """Return what `logits` reads, B x T x C (the logits, if there is no such)."""
+        call = self.model.hidden if self.splits else self.model
+        return call(ids_BT) if cache is None else call(ids_BT, cache)
+
+    def logits(self, x_NC: Tensor) -> Tensor:
+        """Return fp32 logits over the real vocabulary: no padding ids."""
+        logits_NV = self.model.logits(x_NC) if self.splits else x_NC
+        return logits_NV[:, : self.vocab_size].float()
+
+    def read(self, ids_BL: Tensor) -> Any:
+        """Read prefixes of one length; return their cache."""
+        cache = self.model.make_cache(*ids_BL.shape)
+        self.streams(ids_BL, cache)
+        return cache
+
+    def fork(self, cache: Any, rows: Sequence[int], length: int) -> Any:
+        """Return a cache whose row i goes on from row rows[i], for `length` tokens."""
+        return [layer.select(rows, length) for layer in cache]
+
+
+# ---- One item at a time
+
+
+class Score(NamedTuple):
+    """One row: the mean loss of its scored tokens in nats, and their least lead.
+
+    loss: NaN where no token is scored. lead: by how much the least certain scored token
+    beats (or, below 0, is beaten by) every other id, in logits.
+    """
+
+    loss: float
+    lead: float
+
+
+def losses_and_leads(
+    logits_NV: Tensor, targets_N: Tensor, leads: bool
+) -> tuple[Tensor, Tensor]:
+    """Return (loss_N, lead_N) of targets; without `leads` the second is the first."""
+    at_N1 = logits_NV.gather(1, targets_N[:, None])
+    losses_N = logits_NV.logsumexp(-1) - at_N1[:, 0]
+    if not leads:
+        return losses_N, losses_N
+    others_NV = logits_NV.scatter(1, targets_N[:, None], -math.inf)
+    best_N, id_N = others_NV.max(-1)
+    leads_N = at_N1[:, 0] - best_N
+    # Of equal logits the lowest id is the argmax.
+    behind_N = (leads_N == 0) & (id_N < targets_N)
+    return losses_N, leads_N.masked_fill(behind_N, -torch.finfo(torch.float32).tiny)
+
+
+@torch.inference_mode()
+def score_alone(reader: Reader, example: Example) -> list[Score]:
+    """Score an item as one reads the rules: its rows, padded, with all their logits."""
+    longest = max(len(row.ids) for row in example.rows)
+    ids_BT = torch.zeros(len(example.rows), longest, dtype=torch.int64)
+    for ids, row in zip(ids_BT, example.rows, strict=True):
+        ids[: len(row.ids)] = torch.from_numpy(row.ids)
+    ids_BT = ids_BT.to(reader.device)
+    streams_BTC = reader.streams(ids_BT)
+    logits_BTV = reader.logits(streams_BTC.flatten(0, 1)).unflatten(0, ids_BT.shape)
+    found = []
+    for ids, logits_TV, row in zip(ids_BT, logits_BTV, example.rows, strict=True):
+        if not row.scored:
+            found.append(Score(math.nan, math.nan))
+            continue
+        scored = slice(row.start, len(row.ids))
+        before = slice(row.start - 1, len(row.ids) - 1)  # logits predict the next id
+        loss, lead = losses_and_leads(logits_TV[before], ids[scored], leads=True)
+        found.append(Score(float(loss.double().mean()), float(lead.min())))
+    return found
+
+
+# ---- From scores to an answer
+
+
+class Item(NamedTuple):
+    """One item's result.
+
+    index: after the shuffle, which decides the item's examples. choice: the option with
+    the lowest loss (language modeling: 0). scores: mean loss of each option in nats,
+    None for one without a token of its own.
+    """
+
+    index: int
+    correct: bool
+    choice: int
+    scores: tuple[float | None, ...]
+    tie: bool = False
+    truncated: bool = False
+    cut_answer: bool = False
+    border: bool = False
+    settled: bool = False
+
+
+def spread(example: Example, scores: Sequence[Score]) -> list[Score]:
+    """Give identical rows one score, that of the first of them."""
+    first: dict[Any, int] = {}
+    for number, row in enumerate(example.rows):
+        first.setdefault((row.ids.tobytes(), row.start), number)
+    return [scores[first[row.ids.tobytes(), row.start]] for row in example.rows]
+
+
+def judge(
+    task: Task, example: Example, scores: Sequence[Score], legacy_nan: bool = False
+) -> Item:
+    """Choose the lowest mean loss, the first of equals; or ask whether all were best.
+
+    A choice that has no token of its own cannot win; with legacy_nan it wins where it
+    stands first, as in the reference, whose minimum starts with its NaN.
+    Raises LittleLMError for a NaN among the scores of real tokens.
+    """
+    losses = [
+        score.loss if row.scored else None
+        for score, row in zip(scores, example.rows, strict=True)
+    ]
+    if any(loss is not None and math.isnan(loss) for loss in losses):
+        raise LittleLMError(
+            f"{task.label}: item {example.index} scores NaN: the model's weights or "
+            "its precision are broken"
+        )
+    flags = {
+        name: getattr(example, name) for name in ("truncated", "cut_answer", "border")
+    }
+    if task.kind == "language_modeling":
+        right = scores[0].lead >= 0
+        return Item(example.index, right, 0, tuple(losses), **flags)
+    best = min((loss for loss in losses if loss is not None), default=None)
+    choice = 0 if legacy_nan and losses[0] is None else losses.index(best)
+    right = choice == task.items[example.index]["gold"]
+    tie = losses.count(best) > 1
+    return Item(example.index, right, choice, tuple(losses), tie, **flags)
+
+
+# Numbers of another order of summation differ; an answer that hangs on less than this
+# is settled by reading the item alone. In nats and logits, by dtype of the products.
+MARGINS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def is_close(task: Task, scores: Sequence[Score], margin: float) -> bool:
+    """Whether rounding might change an item's answer."""
+    if task.kind == "language_modeling":
+        return abs(scores[0].lead) <= margin
+    losses = sorted({s.loss for s in scores if math.isfinite(s.loss)})
+    return len(losses) > 1 and losses[1] - losses[0] <= margin
+
+
+# ---- The fast reading: every token once
+
+# A shared prefix shorter than this is not worth a pass of its own.
+SHORTEST_PREFIX = 16
+
+
+class Unit(NamedTuple):
+    """Rows that begin with the same `prefix` tokens: of one item, or of one story."""
+
+    prefix: int
+    rows: tuple[tuple[int, int], ...]  # (number of the example, number of the row)
+
+
+class Work:
+    """The rows of a task's examples, in the order in which they cost least.
+
+    Identical rows of an item are scored once. Items of language modeling that begin
+    alike (several questions about one story) become one unit.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        examples: Sequence[Example],
+        share: bool,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.task, self.examples = task, examples
+        kept: list[tuple[tuple[int, int], ...]] = []
+        for number, example in enumerate(examples):
+            rows = {
+                (row.ids.tobytes(), row.start): (number, r)
+                for r, row in reversed([*enumerate(example.rows)])
+                if row.scored
+            }
+            kept.append(tuple(sorted(rows.values())))
+        # Items of which no choice has a token of its own: nothing to read.
+        self.silent = [n for n, rows in enumerate(kept) if not rows][rank::world]
+        kept = [rows for rows in kept if rows]
+        if not share:
+            groups = [(0, rows) for rows in kept]
+        elif task.kind == "language_modeling":
+            groups = list(self._stories([rows[0] for rows in kept]))
+        else:
+            groups = [(self.shared(rows), rows) for rows in kept]
+        groups.sort(key=lambda group: -self.longest(group[1]))
+        # What shares too little is read row by row, together with other items' rows.
+        self.units: list[Unit] = []
+        for prefix, rows in groups[rank::world]:
+            if prefix >= SHORTEST_PREFIX:
+                self.units.append(Unit(prefix, rows))
+            else:
+                self.units += [Unit(0, (row,)) for row in rows]
+        self.units.sort(key=lambda unit: -unit.prefix)
+
+    def row(self, at: tuple[int, int]) -> Row:
+        """Return a row by (number of the example, number of the row)."""
+        return self.examples[at[0]].rows[at[1]]
+
+    def longest(self, rows: Sequence[tuple[int, int]]) -> int:
+        """Return the tokens of the longest of some rows."""
+        return max(len(self.row(at).ids) for at in rows)
+
+    def shared(self, rows: Sequence[tuple[int, int]]) -> int:
+        """Return the tokens that rows begin with, less what must be read with them.
+
+        The last token before a scored one is read with the rows, for its logits.
+        """
+        if len(rows) < 2:
+            return 0
+        found = [self.row(at) for at in rows]
+        starts = min(row.start for row in found)
+        return max(min(common_prefix([row.ids for row in found]), starts) - 1, 0)
+
+    def _stories(
+        self, rows: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
+        """Yield (shared tokens, rows) of rows that lie side by side in sorted order.
+
+        A row joins the group before it when that saves tokens in all.
+        """
+        # Big-endian, so that the order of the bytes is that of the ids.
+        order = sorted(rows, key=lambda at: self.row(at).ids.astype(">i4").tobytes())
+        group: list[tuple[int, int]] = []
+        prefix = 0
+        for at in order:
+            shared = self.shared([group[0], group[-1], at]) if group else 0
+            shared = min(shared, prefix) if len(group) > 1 else shared
+            gains = shared >= SHORTEST_PREFIX
+            if group and gains and len(group) * shared > (len(group) - 1) * prefix:
+                group.append(at)
+                prefix = shared
+                continue
+            if group:
+                yield prefix if len(group) > 1 else 0, tuple(group)
+            group, prefix = [at], 0
+        if group:
+            yield prefix if len(group) > 1 else 0, tuple(group)
+
+    def batches(self, limit: int) -> Iterator[list[Unit]]:
+        """Yield units that are read together, longest prefix first.
+
+        Their prefixes, at most `limit` tokens, are cut to the shortest one; a batch
+        ends where the tokens that each row then reads again would be a tenth of it.
+        Rows without a prefix are one batch: `packed` divides it.
+        """
+        batch: list[Unit] = []
+        tokens = rows = again = 0
+        for unit in self.units:
+            if batch:
+                again += rows * (batch[-1].prefix - unit.prefix)
+                size = (len(batch) + 1) * batch[0].prefix
+                apart = unit.prefix == 0 < batch[0].prefix
+                if apart or size > limit or 10 * again > tokens + unit.prefix:
+                    yield batch
+                    batch, tokens, rows, again = [], 0, 0, 0
+            batch.append(unit)
+            tokens += unit.prefix
+            rows += len(unit.rows)
+        if batch:
+            yield batch
+
+
+def packed(
+    sizes: Sequence[int], prefix: int, limit: int
+) -> Iterator[tuple[list[int], int]]:
+    """Yield (numbers of rows, longest) of rows that are padded to one length.
+
+    sizes: tokens of each row after `prefix` others. At most `limit` tokens of rows and
+    prefixes; padding at most an eighth of the tokens, or 64.
+    """
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    group: list[int] = []
+    real = 0
+    for i in order:
+        longest = sizes[group[0]] if group else sizes[i]
+        padded = (len(group) + 1) * longest - real - sizes[i]
+        full = (len(group) + 1) * (prefix + longest) > limit
+        if group and (full or padded > max((real + sizes[i]) / 8, 64)):
+            yield group, longest
+            group, real = [], 0
+        group.append(i)
+        real += sizes[i]
+    if group:
+        yield group, sizes[group[0]]
+
+
+@torch.inference_mode()
+def score_rows(
+    reader: Reader, work: Work, batch: Sequence[Unit], limit: int
+) -> Iterator[tuple[tuple[int, int], Score, int]]:
+    """Yield (row, its score, tokens read for it) for all rows of a batch.
+
+    The prefix common to each unit is read once, cut to the length of the shortest one;
+    then the rest of every row behind it, rows of about one length at a time.
+    """
+    prefix = min(unit.prefix for unit in batch)
+    rows = [(n, at) for n, unit in enumerate(batch) for at in unit.rows]
+    cache = None
+    if prefix:
+        heads = [work.row(unit.rows[0]).ids[:prefix] for unit in batch]
+        cache = reader.read(torch.from_numpy(np.stack(heads)).long().to(reader.device))
+    leads = work.task.kind == "language_modeling"
+    sizes = [len(work.row(at).ids) - prefix for _, at in rows]
+    for numbers, longest in packed(sizes, prefix, limit):
+        chosen = [work.row(rows[i][1]) for i in numbers]
+        ids_BT = np.zeros((len(chosen), longest), dtype=np.int64)
+        for ids, row in zip(ids_BT, chosen, strict=True):
+            ids[: len(row.ids) - prefix] = row.ids[prefix:]
+        ids_BT = torch.from_numpy(ids_BT).to(reader.device)
+        fork = None
+        if cache is not None:
+            units = [rows[i][0] for i in numbers]
+            fork = reader.fork(cache, units, prefix + longest)
+        streams_NC = reader.streams(ids_BT, fork).flatten(0, 1)
+        spans = [(b * longest + row.start - prefix, row.scored)
+                 for b, row in enumerate(chosen)]  # fmt: skip
+        scored = np.concatenate([np.arange(at, at + n) for at, n in spans])
+        scored = torch.from_numpy(scored).to(reader.device)
+        targets_N = ids_BT.flatten()[scored]
+        loss_N, lead_N = _at_scored(reader, streams_NC, scored - 1, targets_N, leads)
+        ends = np.cumsum([n for _, n in spans])
+        for i, end, (_, n) in zip(numbers, ends, spans, strict=True):
+            part = slice(end - n, end)
+            score = Score(float(loss_N[part].mean()), float(lead_N[part].min()))
+            read = longest + (prefix if rows[i][1] == batch[rows[i][0]].rows[0] else 0)
+            yield rows[i][1], score, read
+
+
+def _at_scored(
+    reader: Reader, streams_NC: Tensor, before_N: Tensor, targets_N: Tensor, leads: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return fp64 (loss_N, lead_N), with a chunk of logits in memory at a time."""
+    kind = "cpu" if reader.device.type == "cpu" else "gpu"
+    width = reader.vocab_size or streams_NC.shape[-1]
+    rows = max(CHUNK_LOGITS[kind] // width, 1)
+    parts = [
+        losses_and_leads(reader.logits(streams_NC[before]), targets, leads)
+        for before, targets in zip(
+            before_N.split(rows), targets_N.split(rows), strict=True
+        )
+    ]
+    losses, leads_ = (
+        torch.cat(column).double().cpu() for column in zip(*parts, strict=True)
+    )
+    return losses.numpy(), leads_.numpy()
+
+
+# ---- The report
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What one task came to. Shares lie between 0 and 1, tokens and seconds are sums.
+
+    of: items that the task has. tokens_alone: if each row were read alone. tokens_run:
+    what was read, padding included. logits: positions at which logits were made.
+    """
+
+    task: Task = field(repr=False)
+    items: tuple[Item, ...] = field(repr=False)
+    tokens_alone: int = 0
+    tokens_run: int = 0
+    logits: int = 0
+    seconds: float = 0.0
+
+    @property
+    def n(self) -> int:
+        """Items that were scored."""
+        return len(self.items)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers."""
+        return sum(item.correct for item in self.items) / self.n
+
+    @property
+    def error(self) -> float:
+        """The standard error of the accuracy: one binomial draw of n items."""
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.n)
+
+    @property
+    def centered(self) -> float:
+        """Accuracy above chance, by table v1; `task.centered` has both."""
+        return self.task.centered(self.accuracy)
+
+    @property
+    def uncropped(self) -> tuple[int, float | None]:
+        """(items that fit the context, their accuracy or None)."""
+        fit = [item.correct for item in self.items if not item.truncated]
+        return len(fit), sum(fit) / len(fit) if fit else None
+
+    def count(self, flag: str) -> int:
+        """Count the items with a flag: truncated, tie, border, cut_answer, settled."""
+        return sum(getattr(item, flag) for item in self.items)
+
+    @property
+    def truncated(self) -> int:
+        """Items that lost tokens to the context."""
+        return self.count("truncated")
+
+    @property
+    def ties(self) -> int:
+        """Items whose lowest loss several choices share."""
+        return self.count("tie")
+
+    @property
+    def no_score(self) -> int:
+        """Items with a choice that has no token of its own."""
+        return sum(None in item.scores for item in self.items)
+
+
+def bootstrap(
+    tasks: Sequence[TaskResult], table: str = "v1", draws: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """Return the 95 % interval of the mean centered accuracy.
+
+    Items are drawn anew from each task, with replacement. Of n items of which a share a
+    is right, such a draw has a binomial number right: that is drawn.
+    """
+    rng = np.random.default_rng(seed)
+    means = np.zeros(draws)
+    for result in tasks:
+        accuracies = rng.binomial(result.n, result.accuracy, draws) / result.n
+        chance = result.task.baselines[table] / 100
+        means += (accuracies - chance) / (1 - chance) / len(tasks)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class CoreReport:
+    """All that an evaluation came to; `to_json` is what is stored.
+
+    tasks: by label. settings: what the items' answers depend on, and how they were
+    read. share: (rank, world) of a report that holds only that rank's items.
+    """
+
+    TASKS: ClassVar[int] = 22  # of CORE
+
+    tasks: dict[str, TaskResult]
+    baselines: str
+    settings: dict[str, Any]
+    seconds: dict[str, float]
+    share: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        for label, result in self.tasks.items():
+            if self.share[1] == 1 and not result.n:
+                raise DataError(f"{label} has no item: CORE is a mean over all tasks")
+
+    @property
+    def whole(self) -> bool:
+        """Whether all tasks of CORE were run."""
+        return len(self.tasks) == self.TASKS
+
+    @property
+    def mean(self) -> float:
+        """The mean of the centered accuracies, whichever tasks there are."""
+        return self.mean_of(self.baselines)
+
+    def mean_of(self, table: str) -> float:
+        """The same by one of the two tables of baselines."""
+        if self.share[1] > 1:
+            raise LittleLMError(
+                f"this is the share of rank {self.share[0]} of {self.share[1]}: "
+                "merge the reports of all ranks first"
+            )
+        each = [r.task.centered(r.accuracy, table) for r in self.tasks.values()]
+        return sum(each) / len(each)
+
+    @property
+    def core(self) -> float:
+        """CORE: the mean over all 22 tasks. Raises LittleLMError where some lack."""
+        if not self.whole:
+            raise LittleLMError(
+                f"{len(self.tasks)} of {self.TASKS} tasks were run: CORE is the "
+                "mean of all of them; `mean` is that of these"
+            )
+        return self.mean
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of `mean`: what other items of these kinds might give."""
+        return bootstrap(list(self.tasks.values()), self.baselines)
+
+    @property
+    def uncropped(self) -> tuple[int, float | None]:
+        """(tasks with items that fit the context, the mean over those items)."""
+        found = [
+            result.task.centered(result.uncropped[1], self.baselines)
+            for result in self.tasks.values()
+            if result.uncropped[0]
+        ]
+        return len(found), sum(found) / len(found) if found else None
+
+    @property
+    def suite(self) -> str:
+        """The name of the tasks: CORE, or another one."""
+        return next(iter(self.tasks.values())).task.suite
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report without its items, ready for JSON."""
+        return core_facts(self)
+
+    def to_json(self) -> str:
+        """Return the report with every item's answer and scores."""
+        items = {
+            label: [item._asdict() for item in result.items]
+            for label, result in self.tasks.items()
+        }
+        return json.dumps({**self.to_dict(), "items": items}, indent=1)
+
+
+def merge(reports: Sequence[CoreReport]) -> CoreReport:
+    """Return one report from those of all ranks. Raises LittleLMError if one lacks."""
+    ranks, world = [r.share[0] for r in reports], reports[0].share[1]
+    if sorted(ranks) != list(range(world)):
+        raise LittleLMError(f"shares of ranks {sorted(ranks)} of {world}: some lack")
+    tasks = {}
+    for label, first in reports[0].tasks.items():
+        parts = [report.tasks[label] for report in reports]
+        items = sorted((i for part in parts for i in part.items), key=lambda i: i.index)
+        numbers = {
+            name: sum(getattr(part, name) for part in parts)
+            for name in ("tokens_alone", "tokens_run", "logits")
+        }
+        longest = max(part.seconds for part in parts)
+        tasks[label] = TaskResult(first.task, tuple(items), **numbers, seconds=longest)
+    seconds = {k: max(r.seconds[k] for r in reports) for k in reports[0].seconds}
+    return replace(reports[0], tasks=tasks, seconds=seconds, share=(0, 1))
+
+
+# ---- All of it
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return a digest of some hundred numbers of each weight: enough to tell models."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        flat = weight.detach().flatten()
+        some = flat[:: max(flat.numel() // 256, 1)].float().cpu().numpy()
+        digest.update(f"{name}{tuple(weight.shape)}".encode() + some.tobytes())
+    return digest.hexdigest()
+
+
+def evaluate(
+    model: nn.Module,
+    tokenizer: Any,
+    tasks: Sequence[Task],
+    *,
+    max_per_task: int | None = None,
+    batch_tokens: int = 16384,
+    context: int | None = None,
+    baselines: str = "v1",
+    prefix_cache: bool = True,
+    rank: int = 0,
+    world: int = 1,
+    crop: str = "bos",
+    legacy_pool: bool = False,
+    legacy_nan: bool = False,
+    token_cache: Path | None = None,
+    journal: Path | None = None,
+    progress: Callable[[str, int], None] = lambda label, items: None,
+) -> CoreReport:
+    """Score a model on tasks; return the report.
+
+    model: a LanguageModel, one of transformers, or any module that maps ids_BT to
+    logits_BTV; autocast is the caller's. tokenizer: ours, one of transformers, or any
+    with `encode` and `bos_id`.
+    max_per_task: only the first so many items. context: the model's unless given.
+    baselines: the table of `core`, "v1" or "v2". crop: see `crop`. legacy_pool: draw
+    examples from the first max_per_task items alone. legacy_nan: see `judge`.
+    batch_tokens: tokens in memory at a time (more only for a single longer row).
+    prefix_cache: read shared prefixes once. token_cache: a folder for the tokens of
+    prompts. journal: a folder for finished items, from which the same call goes on.
+    progress: called as progress(label, items finished).
+    rank, world: this process's share of the items. Where torch.distributed runs, all
+    ranks get the whole report; else `merge` makes it.
+    Answers do not depend on batch_tokens, prefix_cache, rank or world.
+    Raises ConfigError for settings that mean nothing, DataError for tasks that lack
+    items, LittleLMError for scores that are NaN.
+    """
+    if hasattr(model, "get_output_embeddings"):
+        model = CausalLM(model)
+    if not hasattr(tokenizer, "bos_id"):
+        tokenizer = TheirTokenizer(tokenizer)
+    reader, text = Reader(model), Text(tokenizer)
+    rules = Rules(
+        _context(reader, context, crop), crop, max_per_task, legacy_pool, legacy_nan
+    )
+    _check(tasks, rules, baselines, batch_tokens, rank, world)
+    kind = reader.device.type
+    autocast = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if autocast else reader.dtype
+    key = (weights_digest(model), text.fingerprint, rules, str(dtype))
+    started, clock = time.perf_counter(), {"tokenize": 0.0, "model": 0.0}
+    book, done = None, {task.label: {} for task in tasks}
+    if journal is not None:
+        book = Journal(
+            journal, digest_of(*key, data_digest(tasks), table_digest(tasks)), rank
+        )
+        for label, index, right, choice, losses, *flags in book.records:
+            done[label][index] = Item(index, right, choice, tuple(losses), *flags)
+    training = model.training
+    model.eval()
+    results = {}
+    try:
+        for task in tasks:
+            before = time.perf_counter()
+            examples = encoded(task, text, rules, token_cache)
+            examples = [_fitted(reader, task, e, rules) for e in examples]
+            clock["tokenize"] += time.perf_counter() - before
+            before = time.perf_counter()
+            finish = _Finish(task, examples, rules, MARGINS.get(dtype, 1e-4))
+            for item in finish.items(
+                reader, done[task.label], batch_tokens, prefix_cache, rank, world
+            ):
+                if book and item.index not in done[task.label]:
+                    book.add([task.label, *item])
+                progress(task.label, 1)
+            seconds = time.perf_counter() - before
+            clock["model"] += seconds
+            results[task.label] = finish.result(seconds)
+    finally:
+        model.train(training)
+        if book:
+            book.close()
+    settings = {
+        **rules._asdict(),
+        "prefix_cache": prefix_cache and reader.caches,
+        "batch_tokens": batch_tokens,
+        "world": world,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    clock["total"] = time.perf_counter() - started
+    report = CoreReport(results, baselines, settings, clock, (rank, world))
+    if world > 1 and dist.is_available() and dist.is_initialized():
+        report = _gather(report)
+    return report
+
+
+def _gather(report: CoreReport) -> CoreReport:
+    """Return the whole report on every rank; the tasks themselves are not sent."""
+    world = report.share[1]
+    numbers = {
+        label: {k: v for k, v in vars(result).items() if k != "task"}
+        for label, result in report.tasks.items()
+    }
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, (numbers, report.seconds))
+    reports = []
+    for other, (parts, seconds) in enumerate(found):
+        tasks = {k: replace(r, **parts[k]) for k, r in report.tasks.items()}
+        reports.append(
+            replace(report, tasks=tasks, seconds=seconds, share=(other, world))
+        )
+    return merge(reports)
+
+
+def _context(reader: Reader, context: int | None, crop: str) -> int | None:
+    """Return the context in force. Raises ConfigError for one the model lacks."""
+    if context is None:
+        return reader.context
+    if context < 2:
+        raise ConfigError(f"context = {context}: a scored token needs one before it")
+    if crop != "none" and reader.context and context > reader.context:
+        raise ConfigError(
+            f"context = {context}, but the model was made for {reader.context} tokens"
+        )
+    return context
+
+
+def _check(
+    tasks: Sequence[Task],
+    rules: Rules,
+    baselines: str,
+    batch_tokens: int,
+    rank: int,
+    world: int,
+) -> None:
+    if not tasks:
+        raise ConfigError("no task to evaluate: load_tasks(folder) gives them")
+    for value, name, valid in (
+        (rules.crop, "crop", CROPS), (baselines, "baselines", TABLES)
+    ):  # fmt: skip
+        if value not in valid:
+            raise ConfigError(f"{name} = {value!r}{nearest(value, valid)}")
+    if rules.max_per_task is not None and rules.max_per_task < 1:
+        raise ConfigError(
+            f"max_per_task = {rules.max_per_task} must be at least 1, or None for all"
+        )
+    if batch_tokens < 1:
+        raise ConfigError(f"batch_tokens = {batch_tokens} must be at least 1")
+    if not 0 <= rank < world:
+        raise ConfigError(f"rank = {rank} of {world}: ranks count from 0")
+    for task in tasks:
+        if not task.items:
+            raise DataError(f"{task.label} has no item")
+
+
+def _fitted(reader: Reader, task: Task, example: Example, rules: Rules) -> Example:
+    """Crop an example; refuse ids that the model does not have."""
+    example = crop(example, rules.context, rules.crop)
+    if reader.vocab_size is not None:
+        top = max(int(row.ids.max()) for row in example.rows)
+        if top >= reader.vocab_size:
+            raise ConfigError(
+                f"{task.label}: the tokenizer gives id {top}, the model has "
+                f"{reader.vocab_size}: they do not belong together"
+            )
+    return example
+
+
+class _Finish:
+    """One task's items, judged as soon as their last row is scored."""
+
+    def __init__(
+        self, task: Task, examples: Sequence[Example], rules: Rules, margin: float
+    ) -> None:
+        self.task, self.examples, self.rules = task, examples, rules
+        self.margin = margin
+        self.found: list[Item] = []
+        self.run = self.logits = 0
+
+    def items(
+        self,
+        reader: Reader,
+        done: Mapping[int, Item],
+        limit: int,
+        share: bool,
+        rank: int,
+        world: int,
+    ) -> Iterator[Item]:
+        """Yield this rank's items as they are finished, those of a journal first."""
+        if rank == 0:
+            known = [done[e.index] for e in self.examples if e.index in done]
+            self.found += known
+            yield from known
+        rest = [e for e in self.examples if e.index not in done]
+        work = Work(self.task, rest, share and reader.caches, rank, world)
+        waiting = Counter(n for unit in work.units for n, _ in unit.rows)
+        scores: dict[int, dict[int, Score]] = defaultdict(dict)
+        for n in work.silent:
+            yield self.judge(reader, rest[n], {})
+        for batch in work.batches(limit):
+            for (n, r), score, read in score_rows(reader, work, batch, limit):
+                self.run += read
+                self.logits += rest[n].rows[r].scored
+                scores[n][r] = score
+                waiting[n] -= 1
+                if not waiting[n]:
+                    yield self.judge(reader, rest[n], scores.pop(n))
+
+    def judge(self, reader: Reader, example: Example, by_row: dict[int, Score]) -> Item:
+        """Judge an item; one that hangs on rounding is read once more, alone."""
+        missing = Score(math.nan, math.nan)
+        scores = [by_row.get(r, missing) for r in range(len(example.rows))]
+        scores = spread(example, scores)
+        settled = is_close(self.task, scores, self.margin)
+        if settled:
+            scores = spread(example, score_alone(reader, example))
+            self.run += sum(len(row.ids) for row in example.rows)
+        item = judge(self.task, example, scores, self.rules.legacy_nan)
+        self.found.append(item._replace(settled=settled))
+        return self.found[-1]
+
+    def result(self, seconds: float) -> TaskResult:
+        """Return this rank's result."""
+        items = tuple(sorted(self.found, key=lambda item: item.index))
+        mine = {item.index for item in items}
+        alone = sum(
+            len(row.ids) for e in self.examples if e.index in mine for row in e.rows
+        )
+        return TaskResult(self.task, items, alone, self.run, self.logits, seconds)

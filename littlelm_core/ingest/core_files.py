@@ -1,0 +1,114 @@
+"""The files of CORE: a table of tasks, core.yaml, and a jsonl file for each.
+
+The format is that of the public evaluation bundle, see `littlelm data prepare core`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from littlelm_core.config import DataError, nearest
+
+KINDS = ("multiple_choice", "schema", "language_modeling")
+TABLES = ("v1", "v2")  # of random baselines
+FIELDS = {
+    "multiple_choice": {"query": str, "choices": list, "gold": int},
+    "schema": {"context_options": list, "continuation": str, "gold": int},
+    "language_modeling": {"context": str, "continuation": str},
+}
+
+
+def read_tasks(folder: Path) -> list[dict[str, Any]]:
+    """Return the fields of `core_eval.Task` for each task of a folder.
+
+    Raises DataError, in one line with file and line number: a file that is missing or
+    empty, a record that lacks a field, a gold answer that is not among the choices.
+    """
+    path = folder / "core.yaml"
+    try:
+        table = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"no core.yaml in {folder}: name a folder of CORE's files, or get them "
+            "with littlelm data prepare core"
+        ) from error
+    except yaml.YAMLError as error:
+        raise DataError(f"{path} is no YAML: {error}") from error
+    rows = table.get("icl_tasks") if isinstance(table, dict) else None
+    if not rows:
+        raise DataError(f"{path} lists no icl_tasks")
+    labels: set[str] = set()
+    tasks = []
+    for row in rows:
+        task = _read_task(path, row)
+        if task["label"] in labels:
+            raise DataError(f"{path} lists {task['label']} twice")
+        labels.add(task["label"])
+        tasks.append(task | {"suite": str(table.get("name", "CORE"))})
+    return tasks
+
+
+def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        label, path = row["label"], table.parent / row["dataset_uri"]
+        kind, shots = row["icl_task_type"], row["num_fewshot"]
+        baselines = {t: float(row[f"random_baseline_{t}"]) for t in TABLES}
+    except KeyError as error:
+        raise DataError(
+            f"{table}: a task ({row.get('label')}) lacks {error}"
+        ) from error
+    if kind not in KINDS:
+        raise DataError(f"{table}: {label} is of kind {kind!r}{nearest(kind, KINDS)}")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{label} lacks its file {path}: littlelm data prepare core gets it"
+        ) from error
+    items = list(_records(path, data, kind))
+    random.Random(1337).shuffle(items)
+    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    listed = row.get("git_blob_sha1")
+    return {
+        "label": label,
+        "kind": kind,
+        "shots": int(shots[0] if isinstance(shots, list) else shots),
+        "delimiter": row.get("continuation_delimiter", " "),
+        "baselines": baselines,
+        "items": tuple(items),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "category": row.get("task_category", ""),
+        "published": None if listed is None else blob == listed,
+    }
+
+
+def _records(path: Path, data: bytes, kind: str) -> Iterator[dict[str, Any]]:
+    count = 0
+    for number, line in enumerate(data.decode("utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where} is no JSON: {error}") from error
+        for name, type_ in FIELDS[kind].items():
+            if not isinstance(record.get(name), type_):
+                raise DataError(f"{where} lacks {name!r}, which {kind} items have")
+        options = record.get("choices", record.get("context_options"))
+        if kind != "language_modeling" and not 0 <= record["gold"] < len(options):
+            raise DataError(
+                f"{where}: gold = {record['gold']}, but there are {len(options)} "
+                "options, counted from 0"
+            )
+        count += 1
+        yield record
+    if not count:
+        raise DataError(f"{path} is empty: get it again")
