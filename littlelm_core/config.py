@@ -433,6 +433,9 @@ class RunConfig(_Table):
     validate_every: Limit = -1  # the last step always validates
     validation_tokens: Limit = -1  # of each domain; -1: all
     sample_every: Limit = -1
+    eval_every: Limit = -1  # CORE's tasks; if it is on, the last step evaluates too
+    eval_max_per_task: Limit = -1  # only the first so many items of each; -1: all
+    eval_tasks: str = ""  # their folder; "": CORE if it is prepared, else mini CORE
 
     data: DataConfig = DataConfig()
     tokenizer: Part = _part("tokenizer")

@@ -40,8 +40,8 @@ from littlelm_core.ingest.core_files import TABLES, read_tasks
 from littlelm_core.ingest.core_tokens import read_tokens, write_tokens
 from littlelm_core.ingest.hugging_face import CausalLM, TheirTokenizer
 from littlelm_core.model import CHUNK_LOGITS
-from littlelm_core.report.core_facts import (
-    core_facts,
+from littlelm_core.report.core_dict import (
+    core_dict,
     data_digest,
     digest_of,
     table_digest,
@@ -52,6 +52,7 @@ __all__ = [
     "AT_ONCE",
     "CROPS",
     "CoreReport",
+    "EvaluationStopped",
     "Example",
     "Item",
     "MARGINS",
@@ -906,15 +907,19 @@ class CoreReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report without its items, ready for JSON."""
-        return core_facts(self)
+        return core_dict(self)
 
-    def to_json(self) -> str:
-        """Return the report with every item's answer and scores."""
+    def to_json(self, facts: Mapping[str, Any] | None = None) -> str:
+        """Return the report with every item's answer and scores.
+
+        facts: `to_dict`, to which a caller has added (the model's name).
+        """
         items = {
             label: [item._asdict() for item in result.items]
             for label, result in self.tasks.items()
         }
-        return json.dumps({**self.to_dict(), "items": items}, indent=1)
+        facts = self.to_dict() if facts is None else facts
+        return json.dumps({**facts, "items": items}, indent=1)
 
 
 def merge(reports: Sequence[CoreReport]) -> CoreReport:
@@ -949,6 +954,10 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+class EvaluationStopped(LittleLMError):
+    """An evaluation that its caller ended; a journal keeps what was finished."""
+
+
 def evaluate(
     model: nn.Module,
     tokenizer: Any,
@@ -966,7 +975,7 @@ def evaluate(
     legacy_nan: bool = False,
     token_cache: Path | None = None,
     journal: Path | None = None,
-    progress: Callable[[str, int], None] = lambda label, items: None,
+    progress: Callable[[str, int], object] = lambda label, items: None,
 ) -> CoreReport:
     """Score a model on tasks; return the report.
 
@@ -979,12 +988,13 @@ def evaluate(
     batch_tokens: tokens in memory at a time (more only for a single longer row).
     prefix_cache: read shared prefixes once. token_cache: a folder for the tokens of
     prompts. journal: a folder for finished items, from which the same call goes on.
-    progress: called as progress(label, items finished).
+    progress: called as progress(label, items finished); False ends the evaluation.
     rank, world: this process's share of the items. Where torch.distributed runs, all
     ranks get the whole report; else `merge` makes it.
     Answers do not depend on batch_tokens, prefix_cache, rank or world.
     Raises ConfigError for settings that mean nothing, DataError for tasks that lack
-    items, LittleLMError for scores that are NaN.
+    items, LittleLMError for scores that are NaN, EvaluationStopped on every rank when
+    one was told to end.
     """
     if hasattr(model, "get_output_embeddings"):
         model = CausalLM(model)
@@ -1007,7 +1017,7 @@ def evaluate(
         )
         for label, index, right, choice, losses, *flags in book.records:
             done[label][index] = Item(index, right, choice, tuple(losses), *flags)
-    training = model.training
+    training, stopped = model.training, False
     model.eval()
     results = {}
     try:
@@ -1023,10 +1033,14 @@ def evaluate(
             ):
                 if book and item.index not in done[task.label]:
                     book.add([task.label, *item])
-                progress(task.label, 1)
+                stopped = stopped or progress(task.label, 1) is False
+                if stopped:
+                    break
             seconds = time.perf_counter() - before
             clock["model"] += seconds
             results[task.label] = finish.result(seconds)
+            if stopped:
+                break
     finally:
         model.train(training)
         if book:
@@ -1041,11 +1055,13 @@ def evaluate(
     clock["total"] = time.perf_counter() - started
     report = CoreReport(results, baselines, settings, clock, (rank, world))
     if world > 1 and dist.is_available() and dist.is_initialized():
-        report = _gather(report)
+        return _gather(report, stopped)
+    if stopped:
+        raise EvaluationStopped("stopped before all items were scored")
     return report
 
 
-def _gather(report: CoreReport) -> CoreReport:
+def _gather(report: CoreReport, stopped: bool) -> CoreReport:
     """Return the whole report on every rank; the tasks themselves are not sent."""
     world = report.share[1]
     numbers = {
@@ -1053,9 +1069,11 @@ def _gather(report: CoreReport) -> CoreReport:
         for label, result in report.tasks.items()
     }
     found: list[Any] = [None] * world
-    dist.all_gather_object(found, (numbers, report.seconds))
+    dist.all_gather_object(found, (numbers, report.seconds, stopped))
+    if any(stopped for _, _, stopped in found):
+        raise EvaluationStopped("stopped before all items were scored")
     reports = []
-    for other, (parts, seconds) in enumerate(found):
+    for other, (parts, seconds, _) in enumerate(found):
         tasks = {k: replace(r, **parts[k]) for k, r in report.tasks.items()}
         reports.append(
             replace(report, tasks=tasks, seconds=seconds, share=(other, world))

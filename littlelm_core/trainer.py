@@ -466,7 +466,8 @@ def load_checkpoint(
 MAY_CHANGE = (
     "name", "run_dir", "resume", "steps", "stop_step", "rows", "grad_accum",
     "tokens_per_step", "max_skipped", "checkpoint_every", "checkpoints_kept",
-    "validate_every", "validation_tokens", "sample_every", "schedule", "precision",
+    "validate_every", "validation_tokens", "sample_every", "eval_every",
+    "eval_max_per_task", "eval_tasks", "schedule", "precision",
     "callback",
 )  # fmt: skip
 
@@ -831,12 +832,14 @@ class Trainer(Loop):
         return result
 
     def after_step(self) -> None:
-        """Do what this step is due for: save first, then validate and sample."""
+        """Do what this step is due for: save first, then validate, score and sample."""
         self.stopped = self.asked_to_stop()
         if self.due(self.run.checkpoint_every):
             self.save()
         if self.due(self.run.validate_every):
             self.validation()
+        if self.run.eval_every > 0 and self.due(self.run.eval_every):
+            self.report.evaluation()
         if self.run.sample_every > 0 and self.due(self.run.sample_every):
             self.report.samples()
         if self.stopped and self.step:

@@ -44,6 +44,7 @@ from littlelm_core.shards import atomic_file
 
 ARCHIVE = "eval_bundle.zip"
 TABLE = "core.yaml"
+MINI = Path(__file__).parents[2] / "data" / "mini_core"  # comes with the clone
 
 
 # ---- The folder
@@ -52,6 +53,25 @@ TABLE = "core.yaml"
 def core_folder() -> Path:
     """Return where the tasks lie by default: $LITTLELM_DATA/core."""
     return data_folder() / "core"
+
+
+def tasks_folder(named: str | Path = "") -> Path:
+    """Return the folder of tasks to evaluate: the named one, CORE, or mini CORE.
+
+    Raises DataError where a named folder lacks a table, or the clone its data.
+    """
+    if named:
+        if not (Path(named).expanduser() / TABLE).is_file():
+            raise DataError(f"{named} has no {TABLE}: it is no folder of tasks")
+        return Path(named).expanduser()
+    if (core_folder() / TABLE).is_file():
+        return core_folder()
+    if (MINI / TABLE).is_file():
+        return MINI
+    raise DataError(
+        f"no tasks: {MINI} comes with the clone of the course, and littlelm data "
+        "prepare core gets the real ones"
+    )
 
 
 def prepare_core(

@@ -33,7 +33,7 @@ __all__ = [
     "write_core_page",
 ]
 
-KINDS = {"multiple_choice": "choice", "language_modeling": "language"}
+KINDS = {"multiple_choice": "choice", "language_modeling": "lm"}
 ODD = {
     "no_score": "choices without a token", "border": "tokens across the border",
     "cut_answers": "answers that were cut",
@@ -124,7 +124,7 @@ def _rows(report: Mapping[str, Any]) -> list[list[str]]:
         [
             label,
             KINDS.get(task["kind"], task["kind"]),
-            f"{task['n']:,}" + f" of {task['of']:,}" * (task["n"] != task["of"]),
+            f"{task['n']:,}" + f"/{task['of']:,}" * (task["n"] != task["of"]),
             str(task["shots"]),
             _accuracy(task),
             f"{task[chosen]:+.3f}",
@@ -144,12 +144,13 @@ HEADS = [
 # ---- The terminal
 
 
-def core_table(report: Mapping[str, Any]) -> Group:
+def core_table(report: Mapping[str, Any], gap: int = 2) -> Group:
     """Return a report for a rich console: a table of tasks, then a line a fact.
 
     centered: (accuracy - baseline) / (1 - baseline), with the report's own baselines.
+    gap: blanks between columns.
     """
-    found = Table(box=None, pad_edge=False, header_style="bold")
+    found = Table(box=None, padding=(0, gap, 0, 0), header_style="bold")
     for i, head in enumerate(HEADS):  # a narrow terminal breaks the labels alone
         side = "left" if i < 2 else "right"
         found.add_column(head, justify=side, overflow="fold", no_wrap=i > 0)
@@ -169,7 +170,7 @@ def show_core(report: Mapping[str, Any], console: Console | None = None) -> None
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console = Console(file=console.file, width=120, highlight=False)
-    console.print(core_table(report))
+    console.print(core_table(report, 1 if console.width < 104 else 2))
 
 
 # ---- The page

@@ -65,6 +65,22 @@ class Report:
             self.tell("sample", domain=domain, prompt=prompt, text=text)
         trainer.model.train()
 
+    def evaluation(self) -> None:
+        """Score the run's tasks and log it, unless that is done; on all processes.
+
+        A signal ends it without a record: the run that goes on owes it.
+        """
+        from littlelm_core.report.evaluation import evaluate_run  # needs chapter 15
+
+        trainer = self.trainer
+        if trainer.stopped or self.log.last("core", trainer.step):
+            return
+        record = evaluate_run(trainer, self.log.last("validation", trainer.step))
+        if record is None:
+            trainer.stopped = trainer.asked_to_stop()
+        else:
+            self.tell("core", **record)
+
     def finish(self, result: Any) -> None:
         """Say what the run came to."""
         self.progress.finish(result)

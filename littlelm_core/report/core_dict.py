@@ -31,7 +31,7 @@ def table_digest(tasks: Iterable[Any]) -> str:
     )
 
 
-def core_facts(report: Any) -> dict[str, Any]:
+def core_dict(report: Any) -> dict[str, Any]:
     """Return a `CoreReport` without its items; shares from 0 to 1, baselines in %."""
     results = list(report.tasks.values())
     tasks = [result.task for result in results]
