@@ -1,6 +1,5 @@
 """A CORE report in the terminal, as a page of its own, and in the page of a run."""
 
-import copy
 import io
 import json
 import math
@@ -21,7 +20,6 @@ from littlelm_core.report.core import (
     GPT_2,
     core_page,
     core_record,
-    core_table,
     show_core,
     write_core_page,
 )
@@ -110,8 +108,8 @@ def report_of(seed=1, labels=None, suite="CORE", model="d12", **more):
 
 def said(report, width=200):
     out = io.StringIO()
-    Console(file=out, width=width).print(core_table(report))
-    return out.getvalue()
+    show_core(report, Console(file=out, width=width, force_terminal=True))
+    return re.sub(r"\x1b\[\d*m", "", out.getvalue())
 
 
 def svgs(text):
@@ -180,7 +178,7 @@ def test_a_part_of_the_items_is_shown_as_a_part():
     report["tasks"]["piqa"]["n"] = 100
     items = sum(task["of"] for task in report["tasks"].values())
     for text in (said(report), core_page(report)):
-        assert "100 of 1,838" in text
+        assert "100/1,838" in text
         assert f"only {items - 1738:,} of {items:,}" in re.sub(" +", " ", text)
 
 
@@ -206,14 +204,19 @@ def test_a_narrow_terminal_and_a_file_lose_nothing(capsys):
     report = report_of()
     text = said(report, 80)
     assert all(len(line) <= 80 for line in text.splitlines())
+    long = r"^(bigbench_language_\w+) .*\n(\w+) *$"
+    assert "".join(re.search(long, text, re.M).groups()) == list(report["tasks"])[-1]
     for task in report["tasks"].values():
         assert f"{task['centered_v1']:+.3f}" in text
     show_core(report)
     lines = capsys.readouterr().out.splitlines()
     for label in report["tasks"]:
         assert any(line.startswith(f"{label} ") for line in lines), "not broken"
+    report["tasks"]["[red]y"] = report["tasks"]["piqa"]
     show_core(report | {"model": "[bold]x[/nope]"})
-    assert "[bold]x[/nope]" in capsys.readouterr().out, "a name is no markup"
+    out = capsys.readouterr().out
+    assert "[bold]x[/nope]" in out, "a name is no markup"
+    assert "[red]y" in out
 
 
 # ---- The page
@@ -273,23 +276,23 @@ def test_marks_stand_where_the_other_model_is():
     assert "without a mark" not in alike
 
 
-def test_marks_and_bars_are_on_one_scale():
-    """The mark of a model of the same accuracy stands at the end of the bar."""
-    report = report_of(3)
-    other = copy.deepcopy(report)
-    text = core_page(report, other)
-    for svg in svgs(text):
+@pytest.mark.parametrize("table", ["v1", "v2"])
+def test_bars_marks_and_guessing_are_on_one_scale(table):
+    """Of a model as good as guessing, and another as good, all three stand at once."""
+    report = report_of() | {"baselines": table}
+    for task in report["tasks"].values():
+        task["accuracy"] = task[f"baseline_{table}"] / 100
+    number = r"(-?[\d.]+)"
+    for svg in svgs(core_page(report, report)):
         bars = re.findall(
-            r'<path d="M [\d.]+ [\d.]+ \nL ([\d.]+) [\d.]+ \nL [\d.]+ [\d.]+ \n'
-            r'L [\d.]+ [\d.]+ \nz\n"[^>]*style="fill: var\(--line0\)',
-            svg,
+            rf'd="M [\d.]+ [\d.]+ \nL {number} [^"]*z\n"[^>]*fill: var\(--line0\)', svg
         )
-        marks = re.findall(
-            r'<use [^>]*x="([\d.]+)"[^>]*style="fill: var\(--line1\)', svg
-        )
-        assert len(bars) == len(marks) >= 3
-        for bar, mark in zip(bars, marks, strict=True):
+        marks = re.findall(rf'<use [^>]*x="{number}"[^>]*fill: var\(--line1\)', svg)
+        ticks = re.findall(rf'd="M {number} [^"]*"[^>]*stroke-width: 2.2', svg)
+        assert len(bars) == len(marks) == len(ticks) >= 3
+        for bar, mark, tick in zip(bars, marks, ticks, strict=True):
             assert abs(float(bar) - float(mark)) < 0.01
+            assert abs(float(bar) - float(tick)) < 0.01
 
 
 def test_gpt_2_is_drawn_where_its_numbers_are_published():
@@ -385,6 +388,7 @@ def test_a_run_keeps_what_is_no_core_apart(tmp_path):
     names = "mini CORE, centered mean of 2 CORE tasks, centered mean of 1 mini $x$ task"
     assert f'aria-label="{names} over the run' in text
     assert "mini $x$ is not CORE" in text
+    assert "1 mini $x$ task</text>" in text, "no formula"
     assert records[1]["core"] is None
     assert f"{records[2]['mean_of_tasks']:.4f}" in text
 
