@@ -5,4 +5,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "run"))
 
-from smollm2 import smollm2_folder  # noqa: E402, F401
+from smollm2 import smollm2_folder  # noqa: F401

