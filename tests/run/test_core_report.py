@@ -208,6 +208,8 @@ def test_a_narrow_terminal_and_a_file_lose_nothing(capsys):
     assert "".join(re.search(long, text, re.M).groups()) == list(report["tasks"])[-1]
     for task in report["tasks"].values():
         assert f"{task['centered_v1']:+.3f}" in text
+        accuracy = f"{100 * task['accuracy']:.1f} ± {100 * task['error']:.1f}"
+        assert accuracy in said(report, 64), "numbers stay whole"
     show_core(report)
     lines = capsys.readouterr().out.splitlines()
     for label in report["tasks"]:
