@@ -50,6 +50,7 @@ from littlelm_core.report.journal import Journal
 
 __all__ = [
     "AT_ONCE",
+    "BATCH_TOKENS",
     "CROPS",
     "CoreReport",
     "EvaluationStopped",
@@ -954,6 +955,10 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+# Tokens read at a time. On a CPU they should stay in the cache.
+BATCH_TOKENS = {"cpu": 8192, "gpu": 65536}
+
+
 class EvaluationStopped(LittleLMError):
     """An evaluation that its caller ended; a journal keeps what was finished."""
 
@@ -964,7 +969,7 @@ def evaluate(
     tasks: Sequence[Task],
     *,
     max_per_task: int | None = None,
-    batch_tokens: int = 16384,
+    batch_tokens: int | None = None,
     context: int | None = None,
     baselines: str = "v1",
     prefix_cache: bool = True,
@@ -985,7 +990,8 @@ def evaluate(
     max_per_task: only the first so many items. context: the model's unless given.
     baselines: the table of `core`, "v1" or "v2". crop: see `crop`. legacy_pool: draw
     examples from the first max_per_task items alone. legacy_nan: see `judge`.
-    batch_tokens: tokens in memory at a time (more only for a single longer row).
+    batch_tokens: tokens in memory at a time (more only for a single longer row); None:
+    BATCH_TOKENS of the device.
     prefix_cache: read shared prefixes once. token_cache: a folder for the tokens of
     prompts. journal: a folder for finished items, from which the same call goes on.
     progress: called as progress(label, items finished); False ends the evaluation.
@@ -1001,11 +1007,13 @@ def evaluate(
     if not hasattr(tokenizer, "bos_id"):
         tokenizer = TheirTokenizer(tokenizer)
     reader, text = Reader(model), Text(tokenizer)
+    kind = reader.device.type
+    if batch_tokens is None:
+        batch_tokens = BATCH_TOKENS["cpu" if kind == "cpu" else "gpu"]
     rules = Rules(
         _context(reader, context, crop), crop, max_per_task, legacy_pool, legacy_nan
     )
     _check(tasks, rules, baselines, batch_tokens, rank, world)
-    kind = reader.device.type
     autocast = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocast else reader.dtype
     key = (weights_digest(model), text.fingerprint, rules, str(dtype))

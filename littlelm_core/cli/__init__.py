@@ -15,10 +15,15 @@ import traceback
 import warnings
 from typing import NoReturn
 
-from littlelm_core.cli import course, data, run  # their commands register themselves
+from littlelm_core.cli import (
+    course,
+    data,
+    evaluate,
+    run,
+)  # their commands register themselves
 from littlelm_core.cli.frame import app, book_app, data_app
 
-__all__ = ["course", "data", "main", "run"]
+__all__ = ["course", "data", "evaluate", "main", "run"]
 
 # ---- Errors in one line
 

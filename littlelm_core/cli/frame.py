@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 ORDER = (
-    "doctor", "train", "generate", "data", "bench", "practice", "check", "book",
+    "doctor", "train", "eval", "generate", "data", "bench", "practice", "check", "book",
 )  # fmt: skip
 
 

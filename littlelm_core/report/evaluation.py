@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from littlelm_core import corpus
+from littlelm_core.config import ConfigError, DataError, nearest
 from littlelm_core.core_eval import (
     CoreReport,
     EvaluationStopped,
+    Task,
     evaluate,
     load_tasks,
 )
-from littlelm_core.corpus import data_folder
+from littlelm_core.ingest import prepare_run
 from littlelm_core.ingest.core_bundle import tasks_folder
+from littlelm_core.ingest.hugging_face import CausalLM, load_causal_lm
 from littlelm_core.report.core import core_record, write_core_page
-from littlelm_core.report.log import write_text
+from littlelm_core.report.core_dict import FORMAT
+from littlelm_core.report.log import read_metrics, write_text
+from littlelm_core.shards import ValidationRows
+from littlelm_core.trainer import (
+    World,
+    find_checkpoint,
+    load_checkpoint,
+    multiplies_bf16,
+    score,
+)
 
 
 def token_folder() -> Path:
     """Return where the tokens of prompts are kept from one evaluation to the next."""
-    return data_folder() / "core-tokens"
+    return corpus.data_folder() / "core-tokens"
 
 
 def evaluate_run(
@@ -75,3 +98,168 @@ def save(
     """Write report.json, with every item, and report.html into a folder."""
     write_text(folder / "report.json", report.to_json(facts))
     write_core_page(facts, folder / "report.html", against)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Read a stored report. Raises DataError for a file that is none."""
+    try:
+        report = json.loads(path.read_text("utf-8"))
+        if report["format"] == FORMAT:
+            return report
+        reason = f"it has the format {report['format']!r}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+    raise DataError(f"{path} is no report of littlelm eval: {reason}")
+
+
+# ---- A model by name
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to evaluate. bits: its bits per byte of validation text, by domain."""
+
+    name: str
+    model: nn.Module
+    tokenizer: Any
+    folder: Path  # of its reports
+    bits: Callable[[], dict[str, float]]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+
+@contextmanager
+def processes() -> Iterator[World]:
+    """Join torchrun's processes, if it started this one; give this one's place."""
+    together = "RANK" in os.environ and not dist.is_initialized()
+    if together:
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if torch.cuda.is_available():
+            torch.cuda.set_device(local)
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield World.current()
+        if together:
+            dist.barrier()  # a process that leaves while its peer talks may abort it
+    finally:
+        if together:
+            dist.destroy_process_group()
+
+
+def load_subject(name: str, world: World) -> Subject:
+    """Load a checkpoint (a run, its folder, a step), or "hf:FOLDER".
+
+    Raises what `find_checkpoint`, `load_checkpoint` and `load_causal_lm` raise.
+    """
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else "cpu"
+    if name.startswith("hf:"):
+        path = Path(name.removeprefix("hf:")).expanduser()
+        model, tokenizer = load_causal_lm(path)
+        model = model.to(device)
+        folder = Path("runs") / f"eval-{path.resolve().name}"
+        return Subject(
+            name, model, tokenizer, folder, lambda: text_bits(model, tokenizer)
+        )
+    checkpoint = find_checkpoint(name)
+    model, tokenizer, run, state = load_checkpoint(checkpoint, device)
+    run_dir, step = checkpoint.resolve().parents[1], state["step"]
+    return Subject(
+        f"{run.name}, step {step}",
+        model,
+        tokenizer,
+        run_dir / "core" / checkpoint.name,
+        lambda: checkpoint_bits(model, tokenizer, run, run_dir, step, world),
+    )
+
+
+def precision_context(kind: str, device: torch.device) -> AbstractContextManager:
+    """Return the autocast of "fp32", "bf16", or "auto": bf16 on a GPU that has it.
+
+    On a CPU "auto" is fp32, whose answers hang least on rounding.
+    Raises ConfigError for another word.
+    """
+    if kind not in ("auto", "fp32", "bf16"):
+        raise ConfigError(f"precision = {kind!r} must be auto, fp32 or bf16")
+    able = device.type != "cpu" and multiplies_bf16(device)
+    bf16 = kind == "bf16" or (kind == "auto" and able)
+    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+
+
+def choose_tasks(folder: str, labels: str) -> list[Task]:
+    """Return the tasks of a folder, or some of them by label.
+
+    Raises ConfigError for a label that is not there.
+    """
+    tasks = load_tasks(tasks_folder(folder))
+    wanted = [label.strip() for label in labels.split(",") if label.strip()]
+    known = {task.label: task for task in tasks}
+    if wrong := [label for label in wanted if label not in known]:
+        raise ConfigError(f"no task {wrong[0]!r}{nearest(wrong[0], known)}")
+    return [known[label] for label in known if label in wanted] if wanted else tasks
+
+
+# ---- Bits per byte beside the score
+
+SAMPLE_TOKENS = 16384  # of each domain, where no validation is on record
+
+
+def checkpoint_bits(
+    model: nn.Module, tokenizer: Any, run: Any, run_dir: Path, step: int, world: World
+) -> dict[str, float]:
+    """Return what the run's log says for this step; else score a sample now.
+
+    Nothing where the run's data is not here.
+    """
+    for record in read_metrics(run_dir / "metrics.jsonl"):
+        if record["event"] == "validation" and record["step"] == step:
+            return bits_of(record)
+    try:
+        data = prepare_run(run)
+    except DataError:
+        return {}
+    device = next(model.parameters()).device
+    bytes_V = torch.as_tensor(tokenizer.token_byte_counts()).to(device)
+    found = {}
+    for domain, shards in data.validation.items():
+        sizes = run.rows, model.cfg.context, *world, SAMPLE_TOKENS
+        with torch.inference_mode():
+            mine = score(model.loss, ValidationRows(shards, *sizes), bytes_V)
+        nats, _, size = world.sum(*mine)
+        found[domain] = nats / math.log(2) / size
+    return found
+
+
+@torch.inference_mode()
+def text_bits(model: CausalLM, tokenizer: Any) -> dict[str, float]:
+    """Return bits per byte of the default corpus's validation text, for any tokenizer.
+
+    A sample of whole documents of each domain, read in rows of at most 1024 tokens.
+    """
+    found = {}
+    for domain in corpus.domains():
+        nats = size = tokens = 0
+        for text in corpus.documents(domain, "validation"):
+            ids = [tokenizer.bos_id, *tokenizer.encode_batch([text])[0]]
+            nats += _nats(model, ids, min(model.cfg.context or 1024, 1024))
+            size += len(text.encode("utf-8", "replace"))
+            tokens += len(ids)
+            if tokens >= SAMPLE_TOKENS:
+                break
+        found[domain] = nats / math.log(2) / size
+    return found
+
+
+def _nats(model: CausalLM, ids: Sequence[int], context: int) -> float:
+    """Return the summed loss of all ids but the first, each in the row it falls in."""
+    device, total = next(model.parameters()).device, 0.0
+    for start in range(0, len(ids) - 1, context):
+        row = torch.tensor(ids[start : start + context + 1], device=device)
+        streams_TC = model.hidden(row[None, :-1])[0]
+        for x, targets in zip(streams_TC.split(128), row[1:].split(128), strict=True):
+            logits = model.logits(x).float()
+            total += float(F.cross_entropy(logits, targets, reduction="sum"))
+    return total
