@@ -25,7 +25,7 @@ import math
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -234,10 +234,11 @@ def example_of(
         starts = [max(len(row) - same, 1) for row in rows]
     else:
         starts = [common_prefix([prompt, rows[0]])]
-        if starts[0] == len(rows[0]):
+        answer = task.items[index]["continuation"]
+        if starts[0] == len(rows[0]) or not answer.strip():
             raise DataError(
                 f"{task.label}: item {index} has a continuation without a token: "
-                f"{task.items[index]['continuation']!r}"
+                f"{answer!r}"
             )
     border = prompt is not None and starts[0] < len(prompt)
     pairs = zip(rows, starts, strict=True)
@@ -561,7 +562,8 @@ class Work:
     """The rows of a task's examples, in the order in which they cost least.
 
     Identical rows of an item are scored once. Items of language modeling that begin
-    alike (several questions about one story) become one unit.
+    alike (several questions about one story) become one unit. done: indices of items
+    that need not be read; those of this rank are `known`.
     """
 
     def __init__(
@@ -571,6 +573,7 @@ class Work:
         share: bool,
         rank: int = 0,
         world: int = 1,
+        done: Collection[int] = (),
     ) -> None:
         self.task, self.examples = task, examples
         kept: list[tuple[tuple[int, int], ...]] = []
@@ -582,7 +585,7 @@ class Work:
             }
             kept.append(tuple(sorted(rows.values())))
         # Items of which no choice has a token of its own: nothing to read.
-        self.silent = [n for n, rows in enumerate(kept) if not rows][rank::world]
+        silent = [n for n, rows in enumerate(kept) if not rows][rank::world]
         kept = [rows for rows in kept if rows]
         if not share:
             groups = [(0, rows) for rows in kept]
@@ -591,10 +594,17 @@ class Work:
         else:
             groups = [(self.shared(rows), rows) for rows in kept]
         groups.sort(key=lambda group: -self.longest(group[1]))
+        # Which items are a rank's own must not hang on what is done: ranks that read a
+        # journal at different times would share the rest differently.
+        mine = groups[rank::world]
+        own = {*silent, *(n for _, rows in mine for n, _ in rows)}
+        self.known = sorted(i for n in own if (i := examples[n].index) in done)
+        self.silent = [n for n in silent if examples[n].index not in done]
         # What shares too little is read row by row, together with other items' rows.
         self.units: list[Unit] = []
-        for prefix, rows in groups[rank::world]:
-            if prefix >= SHORTEST_PREFIX:
+        for prefix, rows in mine:
+            rows = tuple(at for at in rows if examples[at[0]].index not in done)
+            if prefix >= SHORTEST_PREFIX and len(rows) > 1:
                 self.units.append(Unit(prefix, rows))
             else:
                 self.units += [Unit(0, (row,)) for row in rows]
@@ -1164,24 +1174,24 @@ class _Finish:
         world: int,
     ) -> Iterator[Item]:
         """Yield this rank's items as they are finished, those of a journal first."""
-        if rank == 0:
-            known = [done[e.index] for e in self.examples if e.index in done]
-            self.found += known
-            yield from known
-        rest = [e for e in self.examples if e.index not in done]
-        work = Work(self.task, rest, share and reader.caches, rank, world)
+        work = Work(
+            self.task, self.examples, share and reader.caches, rank, world, done
+        )
+        known = [done[index] for index in work.known]
+        self.found += known
+        yield from known
         waiting = Counter(n for unit in work.units for n, _ in unit.rows)
         scores: dict[int, dict[int, Score]] = defaultdict(dict)
         for n in work.silent:
-            yield self.judge(reader, rest[n], {})
+            yield self.judge(reader, self.examples[n], {})
         for batch in work.batches(limit):
             for (n, r), score, read in score_rows(reader, work, batch, limit):
                 self.run += read
-                self.logits += rest[n].rows[r].scored
+                self.logits += self.examples[n].rows[r].scored
                 scores[n][r] = score
                 waiting[n] -= 1
                 if not waiting[n]:
-                    yield self.judge(reader, rest[n], scores.pop(n))
+                    yield self.judge(reader, self.examples[n], scores.pop(n))
 
     def judge(self, reader: Reader, example: Example, by_row: dict[int, Score]) -> Item:
         """Judge an item; one that hangs on rounding is read once more, alone."""
