@@ -534,16 +534,18 @@ def test_an_answer_longer_than_the_context_is_counted(part):
 
 
 def test_a_token_across_the_border_belongs_to_the_answer(part):
-    """Of "a b" + "c" the last two letters are one token: it is scored, and counted."""
+    """Of "a b" and "ca" the middle is one token, "bc": it is scored, and counted."""
     pair = Pieces([*"abc", " ", "bc"])
-    records = [{"context": "a b", "continuation": "c"},
-               {"context": "a b", "continuation": "a"}]  # fmt: skip
+    records = [
+        {"context": "a b", "continuation": "ca"},
+        {"context": "a b", "continuation": "a"},
+    ]
     spec = _spec(LM, records, 0, "")
-    model = _known(pair, **{" ": {"bc": 0.7, "b": 0.2}, "b": {"a": 0.4}})
-    result, items = _one(part, model, pair, spec)
+    rows = {" ": {"bc": 0.7, "b": 0.2}, "bc": {"a": 0.6}, "b": {"a": 0.4}}
+    result, items = _one(part, _known(pair, **rows), pair, spec)
     for record, item in zip(_records(spec), items, strict=True):
-        crosses = record["continuation"] == "c"
-        loss = -math.log(0.7 if crosses else 0.4)
+        crosses = record["continuation"] == "ca"
+        loss = -math.log(0.7 * 0.6) / 2 if crosses else -math.log(0.4)
         assert abs(item.scores[0] - loss) < 1e-5, f"{record}: {item.scores}"
         assert item.correct, f"{record} is the best and is judged wrong"
         assert item.border == crosses, f"{record}: border is {item.border}"
