@@ -33,6 +33,7 @@ ROWS = {
     "fp8": "littlelm_core.bench.fp8:emulation",
     "minhash": "littlelm_core.bench.curation:minhash",
     "heuristics": "littlelm_core.bench.curation:heuristics",
+    "core": "littlelm_core.bench.core:core",
 }
 # Only when it is asked for: it takes many minutes and gigabytes of disk.
 LONG = {"curate": "littlelm_core.bench.curate:curate"}

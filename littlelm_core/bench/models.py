@@ -20,7 +20,7 @@ TINY = dataclasses.replace(
 )
 
 
-def _model(cfg: ModelConfig) -> LanguageModel:
+def filled(cfg: ModelConfig) -> LanguageModel:
     """A model that is not trained but whose every matrix is at work."""
     model = LanguageModel(cfg)
     draw = torch.Generator().manual_seed(1)
@@ -55,9 +55,9 @@ def train(quick: bool = False) -> list[Row]:
 
     cfg = TINY if quick else dataclasses.replace(SHAPE_8M, context=256)
     batch, context = (2, 32) if quick else (8, 256)
-    ours = _model(cfg)
+    ours = filled(cfg)
     theirs = llama_with_our_weights(ours).train()
-    default = _model(cfg).train()
+    default = filled(cfg).train()
     draw = torch.Generator().manual_seed(2)
     ids = torch.randint(0, cfg.vocab_size, (batch, context + 1), generator=draw)
     inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -108,7 +108,7 @@ def train(quick: bool = False) -> list[Row]:
 
 def generation(quick: bool = False) -> list[Row]:
     """Greedy decoding of the 8.5M shape at batch 1: the same tokens, how fast?"""
-    model = _model(TINY if quick else SHAPE_8M)
+    model = filled(TINY if quick else SHAPE_8M)
     theirs = llama_with_our_weights(model)
     prompt, count = list(range(1, 33)), 24 if quick else 256
     ids = torch.tensor([prompt])

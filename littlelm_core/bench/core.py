@@ -1,0 +1,167 @@
+"""Rows of the evaluator: CORE's tasks in their real proportions, against one at a time.
+
+Both readings give the same answer to every item, or the row raises. Each counts its own
+tokenization. In seconds of CPU time: on a busy machine the clock on the wall measures
+the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from littlelm_core.bench.measure import Row, against, rounds
+from littlelm_core.bench.models import filled
+from littlelm_core.bench.peers import SHAPE_8M
+from littlelm_core.config import load_run
+from littlelm_core.core_eval import (
+    Item,
+    Reader,
+    Rules,
+    Task,
+    Text,
+    crop,
+    encode,
+    evaluate,
+    judge,
+    load_tasks,
+    score_alone,
+    spread,
+)
+from littlelm_core.ingest import prepare_run
+from littlelm_core.ingest.core_bundle import tasks_folder
+
+SHAPE_3M = dataclasses.replace(
+    SHAPE_8M, dim=192, layers=4, heads=6, kv_heads=3, ffn_dim=512, context=2048
+)
+PART = 400  # one item in so many is scored, of each task at least one
+
+
+def one_by_one(
+    model: nn.Module, tokenizer: Any, task: Task, count: int
+) -> tuple[Item, ...]:
+    """Return the first items of a task, each read alone: what `evaluate` must equal."""
+    reader, text = Reader(model), Text(tokenizer)
+    rules = Rules(reader.context, max_per_task=count)
+    found = []
+    for example in encode(task, text, rules):
+        example = crop(example, rules.context)
+        scores = spread(example, score_alone(reader, example))
+        found.append(judge(task, example, scores))
+    return tuple(found)
+
+
+@contextmanager
+def timed(spent: Counter[str]) -> Iterator[None]:
+    """Add up the CPU seconds of a Reader's methods, by name."""
+    names = ("read", "fork", "streams", "logits")
+    own = {name: getattr(Reader, name) for name in names}
+    depth = 0
+
+    def wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            start = time.process_time()
+            try:
+                return method(*arguments)
+            finally:
+                depth -= 1
+                if not depth:  # `read` calls `streams`: its time is its own
+                    spent[name] += time.process_time() - start
+
+        return call
+
+    for name, method in own.items():
+        setattr(Reader, name, wrap(name, method))
+    try:
+        yield
+    finally:
+        for name, method in own.items():
+            setattr(Reader, name, method)
+
+
+def compare(
+    what: str,
+    model: nn.Module,
+    tokenizer: Any,
+    tasks: Sequence[Task],
+    counts: dict[str, int],
+    count: int,
+    bar: float | None,
+) -> Row:
+    """Score a sample both ways, in turns; return the row."""
+    found: dict[str, dict[str, tuple[Item, ...]]] = {"ours": {}, "theirs": {}}
+    tokens: Counter[str] = Counter()
+    spent: Counter[str] = Counter()
+
+    def fast() -> None:
+        tokens.clear()
+        with timed(spent):
+            for task in tasks:
+                most = counts[task.label]
+                report = evaluate(model, tokenizer, [task], max_per_task=most)
+                result = report.tasks[task.label]
+                found["ours"][task.label] = result.items
+                tokens.update(alone=result.tokens_alone, run=result.tokens_run)
+                spent["tokens"] += report.seconds["tokenize"]
+
+    def slow() -> None:
+        for task in tasks:
+            items = one_by_one(model, tokenizer, task, counts[task.label])
+            found["theirs"][task.label] = items
+
+    gpu = next(model.parameters()).is_cuda
+    clock = time.perf_counter if gpu else time.process_time
+    seconds = rounds({"ours": fast, "theirs": slow}, count, warm_up=0, clock=clock)
+    for label, items in found["ours"].items():
+        for one, other in zip(items, found["theirs"][label], strict=True):
+            if (one.choice, one.correct) != (other.choice, other.correct):
+                raise AssertionError(f"{label}, item {one.index}: {one} and {other}")
+    total = sum(seconds["ours"])
+    shares = {name: spent[name] / total for name in ("tokens", "read", "fork")}
+    shares |= {"rows": spent["streams"] / total, "logits": spent["logits"] / total}
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    suite, items = tasks[0].suite, sum(counts[task.label] for task in tasks)
+    return against(
+        f"{suite}, {what}", "one item at a time", seconds, tokens["alone"], "tok/s",
+        bar, note=f"{items} items, equal answers; tokens "
+        f"{tokens['alone'] / tokens['run']:.2f}x; time: {parts}",
+    )  # fmt: skip
+
+
+def core(quick: bool = False) -> list[Row]:
+    """A 3M model on all tasks, and on those with four choices and ten shots."""
+    run = load_run("tiny")
+    tokenizer = prepare_run(run).tokenizer
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cfg = dataclasses.replace(SHAPE_3M, vocab_size=tokenizer.vocab_size)
+    if quick:
+        cfg = dataclasses.replace(
+            cfg, dim=32, layers=1, heads=2, kv_heads=1, ffn_dim=64
+        )
+    model = filled(cfg).to(device)
+    tasks = load_tasks(tasks_folder())
+    part = 5000 if quick else PART
+    counts = {t.label: max(1, round(len(t.items) / part)) for t in tasks}
+    four = [
+        t for t in tasks if t.shots == 10 and len(t.items[0].get("choices", ())) == 4
+    ]
+    few = {
+        t.label: counts[t.label] if quick else max(counts[t.label], 10) for t in four
+    }
+    bar = 5.0 if device == "cuda" else 2.3
+    times = 1 if quick else 3
+    measure = partial(compare, model=model, tokenizer=tokenizer, count=times)
+    return [
+        measure("3M model", tasks=tasks, counts=counts, bar=bar),
+        measure("four choices, ten shots", tasks=four, counts=few, bar=3.3),
+    ]
