@@ -57,6 +57,7 @@ __all__ = [
     "Example",
     "Item",
     "MARGINS",
+    "MOST_ROWS",
     "Reader",
     "Row",
     "Rules",
@@ -549,6 +550,7 @@ def is_close(task: Task, scores: Sequence[Score], margin: float) -> bool:
 
 # A shared prefix shorter than this is not worth a pass of its own.
 SHORTEST_PREFIX = 16
+MOST_ROWS = 64  # behind one prefix
 
 
 class Unit(NamedTuple):
@@ -590,7 +592,7 @@ class Work:
         if not share:
             groups = [(0, rows) for rows in kept]
         elif task.kind == "language_modeling":
-            groups = list(self._stories([rows[0] for rows in kept]))
+            groups = self._stories([rows[0] for rows in kept])
         else:
             groups = [(self.shared(rows), rows) for rows in kept]
         groups.sort(key=lambda group: -self.longest(group[1]))
@@ -631,28 +633,34 @@ class Work:
 
     def _stories(
         self, rows: Sequence[tuple[int, int]]
-    ) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
-        """Yield (shared tokens, rows) of rows that lie side by side in sorted order.
+    ) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        """Return (shared tokens, rows) of the groups that save most tokens in all.
 
-        A row joins the group before it when that saves tokens in all.
+        In sorted order rows that begin alike lie side by side, so a group is a run of
+        them, and the best division of the first n rows follows from shorter ones.
         """
         # Big-endian, so that the order of the bytes is that of the ids.
         order = sorted(rows, key=lambda at: self.row(at).ids.astype(">i4").tobytes())
-        group: list[tuple[int, int]] = []
-        prefix = 0
-        for at in order:
-            shared = self.shared([group[0], group[-1], at]) if group else 0
-            shared = min(shared, prefix) if len(group) > 1 else shared
-            gains = shared >= SHORTEST_PREFIX
-            if group and gains and len(group) * shared > (len(group) - 1) * prefix:
-                group.append(at)
-                prefix = shared
-                continue
-            if group:
-                yield prefix if len(group) > 1 else 0, tuple(group)
-            group, prefix = [at], 0
-        if group:
-            yield prefix if len(group) > 1 else 0, tuple(group)
+        between = [self.shared(order[i : i + 2]) for i in range(len(order) - 1)]
+        saved, first = [0], [0]
+        for end in range(1, len(order) + 1):
+            saved.append(saved[-1])
+            first.append(end - 1)
+            shared = math.inf
+            for start in range(end - 2, max(end - MOST_ROWS, 0) - 1, -1):
+                shared = min(shared, between[start])
+                if shared < SHORTEST_PREFIX:
+                    break
+                gain = saved[start] + (end - start - 1) * shared
+                if gain > saved[end]:
+                    saved[end], first[end] = gain, start
+        groups, end = [], len(order)
+        while end:
+            start = first[end]
+            prefix = min(between[start : end - 1], default=0)
+            groups.append((prefix, tuple(order[start:end])))
+            end = start
+        return groups
 
     def batches(self, limit: int) -> Iterator[list[Unit]]:
         """Yield units that are read together, longest prefix first.
