@@ -40,7 +40,8 @@ def read_tasks(folder: Path) -> list[dict[str, Any]]:
             "with littlelm data prepare core"
         ) from error
     except yaml.YAMLError as error:
-        raise DataError(f"{path} is no YAML: {error}") from error
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is no YAML: {reason}") from error
     rows = table.get("icl_tasks") if isinstance(table, dict) else None
     if not rows:
         raise DataError(f"{path} lists no icl_tasks")
@@ -56,14 +57,25 @@ def read_tasks(folder: Path) -> list[dict[str, Any]]:
 
 
 def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise DataError(f"{table} lists {row!r}, which is no task")
     try:
         label, path = row["label"], table.parent / row["dataset_uri"]
         kind, shots = row["icl_task_type"], row["num_fewshot"]
-        baselines = {t: float(row[f"random_baseline_{t}"]) for t in TABLES}
+        baselines = {t: row[f"random_baseline_{t}"] for t in TABLES}
     except KeyError as error:
         raise DataError(
             f"{table}: a task ({row.get('label')}) lacks {error}"
         ) from error
+    shots = shots[0] if isinstance(shots, list) and shots else shots
+    if not isinstance(shots, int) or shots < 0:
+        raise DataError(f"{table}: {label} has num_fewshot = {shots!r}, no count")
+    for name, value in baselines.items():
+        if not isinstance(value, int | float) or not 0 <= value < 100:
+            raise DataError(
+                f"{table}: {label} has random_baseline_{name} = {value!r}: it is a "
+                "per cent, from 0 to less than 100"
+            )
     if kind not in KINDS:
         raise DataError(f"{table}: {label} is of kind {kind!r}{nearest(kind, KINDS)}")
     try:
@@ -79,9 +91,9 @@ def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
     return {
         "label": label,
         "kind": kind,
-        "shots": int(shots[0] if isinstance(shots, list) else shots),
+        "shots": shots,
         "delimiter": row.get("continuation_delimiter", " "),
-        "baselines": baselines,
+        "baselines": {t: float(value) for t, value in baselines.items()},
         "items": tuple(items),
         "sha256": hashlib.sha256(data).hexdigest(),
         "category": row.get("task_category", ""),
@@ -91,7 +103,11 @@ def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 def _records(path: Path, data: bytes, kind: str) -> Iterator[dict[str, Any]]:
     count = 0
-    for number, line in enumerate(data.decode("utf-8").split("\n"), 1):
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text: {error}") from error
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
@@ -100,9 +116,11 @@ def _records(path: Path, data: bytes, kind: str) -> Iterator[dict[str, Any]]:
         except ValueError as error:
             raise DataError(f"{where} is no JSON: {error}") from error
         for name, type_ in FIELDS[kind].items():
-            if not isinstance(record.get(name), type_):
+            if not isinstance(record, dict) or not isinstance(record.get(name), type_):
                 raise DataError(f"{where} lacks {name!r}, which {kind} items have")
-        options = record.get("choices", record.get("context_options"))
+        options = record.get("choices", record.get("context_options", ()))
+        if not all(isinstance(option, str) for option in options):
+            raise DataError(f"{where}: an option is no text: {options}")
         if kind != "language_modeling" and not 0 <= record["gold"] < len(options):
             raise DataError(
                 f"{where}: gold = {record['gold']}, but there are {len(options)} "

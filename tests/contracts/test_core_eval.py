@@ -241,7 +241,7 @@ def _cut(spans, context, bos):
     """The last tokens of rows, behind a BOS."""
     return [
         (ids, start) if len(ids) <= context
-        else ([bos, *ids[len(ids) - context + 1 :]], start - len(ids) + context)
+        else ([bos, *ids[len(ids) - context + 1 :]], max(start - len(ids) + context, 1))
         for ids, start in spans
     ]  # fmt: skip
 

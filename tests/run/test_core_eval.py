@@ -1,0 +1,535 @@
+"""The CORE evaluator as a whole: processes, kills, memory, and the real files.
+
+Models, tokenizers, tasks and the plain reading of the rules are the contract's.
+"""
+
+import collections
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from littlelm_core import core_eval
+from littlelm_core.check import load_contract
+from littlelm_core.config import ConfigError, DataError, LittleLMError
+from littlelm_core.core_eval import (
+    EvaluationStopped,
+    Reader,
+    Rules,
+    Text,
+    crop,
+    encode,
+    evaluate,
+    judge,
+    load_tasks,
+    merge,
+    prompts,
+    score_alone,
+    shots_of,
+    spread,
+)
+from littlelm_core.tokenizer import Tokenizer, train_bpe
+
+rules = load_contract("core_eval")
+
+REAL = Path(__file__).parents[3] / "shared" / "core"
+real_files = pytest.mark.skipif(not REAL.is_dir(), reason="no ../shared/core here")
+
+
+def answers(report):
+    """What an evaluation found out, without how and how fast."""
+    facts = report.to_dict()
+    scores = [facts[k] for k in ("mean_of_tasks", "interval", "core_uncropped")]
+    return rules._items(report), scores
+
+
+# ---- Several processes
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import torch
+from littlelm_core.check import load_contract
+from littlelm_core.core_eval import EvaluationStopped, evaluate, load_tasks
+
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+folder, rules = Path(sys.argv[1]), load_contract("core_eval")
+tokenizer = rules.Pieces()
+model, tasks = rules._transformer(tokenizer), load_tasks(folder)
+keys = {"rank": rank, "world": world, "token_cache": folder / "tokens"}
+time.sleep(rank / 2)  # the journal has items of others when a late rank reads it
+report = evaluate(model, tokenizer, tasks, journal=folder / f"journal-{world}", **keys)
+(folder / f"{world}-{rank}.json").write_text(report.to_json(), "utf-8")
+told = iter([True, True, False])
+try:
+    only = (lambda label, items: next(told)) if rank == 1 else lambda label, items: None
+    evaluate(model, tokenizer, tasks, progress=only, **keys)
+except EvaluationStopped:
+    (folder / f"{world}-{rank}.stopped").touch()
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_process_has_the_whole_report_of_one(tmp_path, world):
+    rules._write(tmp_path, rules._drawn(5, 10))
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    torchrun = ["-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, "--nproc-per-node", str(world), str(script),
+         str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    texts = {(tmp_path / f"{world}-{r}.json").read_text("utf-8") for r in range(world)}
+    assert len(texts) == 1, "the ranks have different reports"
+    facts = json.loads(texts.pop())
+    tokenizer = rules.Pieces()
+    model = rules._transformer(tokenizer)
+    one = json.loads(evaluate(model, tokenizer, load_tasks(tmp_path)).to_json())
+    for label, items in one["items"].items():
+        for mine, theirs in zip(facts["items"][label], items, strict=True):
+            assert mine["scores"] == pytest.approx(theirs["scores"], abs=1e-4)
+            assert {**mine, "scores": 0, "settled": 0} == {
+                **theirs, "scores": 0, "settled": 0,
+            }  # fmt: skip
+    for key in ("mean_of_tasks", "interval", "data_sha256", "table_sha256", "notes"):
+        assert facts[key] == one[key], key
+    assert facts["tokens"]["alone"] == one["tokens"]["alone"]
+    assert facts["settings"]["world"] == world
+    stopped = [(tmp_path / f"{world}-{r}.stopped").exists() for r in range(world)]
+    assert all(stopped), f"one rank was told to stop, {stopped} did"
+
+
+def test_ranks_that_read_a_journal_late_leave_no_item_out(tmp_path):
+    """One rank has finished before the next one starts: its items are its own."""
+    tokenizer = rules.Pieces()
+    model, tasks = rules._transformer(tokenizer), rules._load(*rules._drawn(3, 10))
+    whole = evaluate(model, tokenizer, tasks)
+    keys = {"journal": tmp_path / "journal"}
+    parts = [evaluate(model, tokenizer, tasks, rank=r, world=3, **keys)
+             for r in range(3)]  # fmt: skip
+    assert answers(merge(parts)) == answers(whole)
+    again = evaluate(model, tokenizer, tasks, **keys)
+    assert answers(again) == answers(whole)
+    assert all(r.tokens_run == 0 for r in again.tasks.values()), "it was read again"
+
+
+def test_shares_are_not_a_score_and_all_of_them_are_wanted():
+    tokenizer = rules.Pieces()
+    model, tasks = rules._random_bigram(tokenizer), rules._load(*rules._drawn())
+    parts = [evaluate(model, tokenizer, tasks, rank=r, world=2) for r in range(2)]
+    with pytest.raises(LittleLMError, match="merge the reports of all ranks"):
+        _ = parts[0].mean
+    for some in (parts[:1], [parts[1], parts[1]]):
+        with pytest.raises(LittleLMError, match="lack"):
+            merge(some)
+
+
+# ---- Killed, and gone on
+
+
+def interrupted(after, by=None):
+    """A progress that ends the evaluation after so many items."""
+    calls = []
+
+    def progress(label, items):
+        calls.append(label)
+        if len(calls) == after and by is not None:
+            raise by
+        return len(calls) < after
+
+    return progress
+
+
+def finished(journal):
+    """Return the (label, index) of the items in a journal."""
+    lines = (journal / "rank-0.jsonl").read_text("utf-8").split("\n")
+    found = [json.loads(line) for line in lines if line]
+    return [tuple(record[:2]) for record in found if isinstance(record, list)]
+
+
+@pytest.mark.parametrize("by", [KeyboardInterrupt, None])
+@pytest.mark.parametrize("after", [1, 7, 17, 31])
+def test_a_killed_evaluation_goes_on_and_reads_nothing_twice(tmp_path, after, by):
+    tokenizer, specs = rules.Pieces(), rules._drawn(6)
+    tasks = rules._load(*specs)
+    whole = evaluate(rules._random_bigram(tokenizer), tokenizer, tasks)
+    assert sum(r.count("settled") for r in whole.tasks.values()) == 0
+    first, second = (rules._random_bigram(tokenizer) for _ in range(2))
+    keys = {"journal": tmp_path / "journal", "batch_tokens": 200}
+    with pytest.raises(by or EvaluationStopped):
+        evaluate(first, tokenizer, tasks, progress=interrupted(after, by), **keys)
+    done = finished(tmp_path / "journal")
+    assert len(done) == after, f"{len(done)} items are kept of {after}"
+    calls = []
+    report = evaluate(
+        second, tokenizer, tasks, **keys,
+        progress=lambda label, items: calls.append(label),
+    )  # fmt: skip
+    assert answers(report) == answers(whole)
+    assert collections.Counter(calls) == dict.fromkeys(whole.tasks, 9), (
+        "progress counts those that were finished before, too"
+    )
+    by_label = {spec["label"]: spec for spec in specs}
+    # A padded row: what stands behind its own tokens is id 0.
+    read = [tuple(row) for ids_BT in second.seen for row in ids_BT.tolist()]
+    assert len(read) < 9 * (4 + 2 + 1 + 1), "everything was read again"
+    for label, index in done:
+        for ids, _ in rules._spans(by_label[label], tokenizer, index):
+            again = [row for row in read if row[: len(ids)] == tuple(ids)
+                     and not any(row[len(ids) :])]  # fmt: skip
+            assert not again, f"item {index} of {label} was read again"
+
+
+def test_half_a_line_is_scored_again(tmp_path):
+    tokenizer = rules.Pieces()
+    model, tasks = rules._transformer(tokenizer), rules._load(*rules._drawn(6))
+    keys = {"journal": tmp_path / "journal"}
+    whole = evaluate(model, tokenizer, tasks)
+    with pytest.raises(EvaluationStopped):
+        evaluate(model, tokenizer, tasks, progress=interrupted(12), **keys)
+    path = tmp_path / "journal" / "rank-0.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(EvaluationStopped):
+        evaluate(model, tokenizer, tasks, progress=interrupted(20), **keys)
+    assert answers(evaluate(model, tokenizer, tasks, **keys)) == answers(whole)
+    # Half a first line: no item stands behind it.
+    path.write_bytes(path.read_bytes()[:20])
+    assert answers(evaluate(model, tokenizer, tasks, **keys)) == answers(whole)
+
+
+def test_a_journal_of_anything_else_is_refused(tmp_path):
+    tokenizer, specs = rules.Pieces(), rules._drawn(6)
+    model, tasks = rules._transformer(tokenizer), rules._load(*specs)
+    keys = {"journal": tmp_path / "journal"}
+    evaluate(model, tokenizer, tasks, **keys)
+    other = rules.Pieces([*rules.LETTERS[1:], rules.LETTERS[0]])
+    changed = rules._load({**specs[0], "shots": 1}, *specs[1:])
+    for what, arguments in {
+        "model": (rules._transformer(tokenizer, seed=2), tokenizer, tasks, {}),
+        "tokenizer": (model, other, tasks, {}),
+        "table": (model, tokenizer, changed, {}),
+        "data": (model, tokenizer, rules._load(*rules._drawn(7)), {}),
+        "context": (model, tokenizer, tasks, {"context": 40}),
+        "rule": (model, tokenizer, tasks, {"legacy_nan": True}),
+        "sample": (model, tokenizer, tasks, {"max_per_task": 3}),
+        "crop": (model, tokenizer, tasks, {"crop": "plain"}),
+    }.items():
+        *three, more = arguments
+        with pytest.raises(ConfigError, match="another folder") as caught:
+            evaluate(*three, **more, **keys)
+        assert "\n" not in str(caught.value), what
+    how = {"batch_tokens": 64, "prefix_cache": False}
+    report = evaluate(model, tokenizer, tasks, **how, **keys)
+    assert all(r.tokens_run == 0 for r in report.tasks.values()), "how it is read"
+
+
+# ---- Memory
+
+
+@pytest.mark.parametrize("limit", [1, 60, 300, 2000])
+def test_no_call_holds_more_than_batch_tokens_or_a_chunk_of_logits(monkeypatch, limit):
+    tokenizer = rules.Pieces()
+    model, tasks = rules._transformer(tokenizer), rules._load(*rules._drawn(8, 20))
+    whole = evaluate(model, tokenizer, tasks)
+    sizes, logits = [], []
+    read, score = Reader.streams, Reader.logits
+
+    def streams(self, ids_BT, cache=None):
+        behind = cache[0].length if cache else 0
+        sizes.append((ids_BT.shape[0], ids_BT.shape[1] + behind))
+        return read(self, ids_BT, cache)
+
+    def some_logits(self, x_NC):
+        logits.append(len(x_NC))
+        return score(self, x_NC)
+
+    monkeypatch.setattr(Reader, "streams", streams)
+    monkeypatch.setattr(Reader, "logits", some_logits)
+    monkeypatch.setattr(core_eval, "is_close", lambda *_: False)
+    monkeypatch.setitem(core_eval.CHUNK_LOGITS, "cpu", 7 * tokenizer.vocab_size + 3)
+    report = evaluate(model, tokenizer, tasks, batch_tokens=limit)
+    assert answers(report) == answers(whole)
+    for rows, tokens in sizes:
+        assert rows == 1 or rows * tokens <= limit, f"{rows} rows of {tokens} tokens"
+    assert max(logits) <= 7, f"logits at {max(logits)} positions in one call, not 7"
+    if limit == 2000:
+        assert max(rows for rows, _ in sizes) > 8, "rows are not read together"
+    wanted = sum(r.logits for r in report.tasks.values())
+    assert sum(logits) == wanted, f"{sum(logits)} positions, {wanted} are reported"
+
+
+def test_a_shared_story_and_shared_examples_are_read_once():
+    tokenizer = rules.Pieces()
+    model, tasks = rules._transformer(tokenizer), rules._load(*rules._drawn(9, 12))
+    report = evaluate(model, tokenizer, tasks)
+    apart = evaluate(model, tokenizer, tasks, prefix_cache=False)
+    for label, least in (("stories", 0.6), ("multiple_choice", 0.6)):
+        result = report.tasks[label]
+        part = result.tokens_run / result.tokens_alone
+        assert part < least, f"{label}: {part:.2f} of the tokens were read"
+        assert apart.tasks[label].tokens_run >= apart.tasks[label].tokens_alone
+        assert result.tokens_alone == apart.tasks[label].tokens_alone
+
+
+# ---- Text and files
+
+
+def test_a_special_token_spelled_out_in_a_text_is_only_text():
+    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
+    name = tokenizer.special_tokens[0]
+    spec = rules._spec(rules.LM, [{"context": f"a {name}", "continuation": "b"}])
+    model = rules.Bigram(torch.full((tokenizer.vocab_size,) * 2, 1.0).softmax(1))
+    evaluate(model, tokenizer, rules._load(spec))
+    (ids,) = {tuple(row) for ids_BT in model.seen for row in ids_BT.tolist()}
+    assert ids.count(tokenizer.bos_id) == 1, ids
+    assert bytes(ids[1:]) == f"a {name} b".encode()
+
+
+def broken(folder, change=None, file=None):
+    """Write three tasks, then change the table or a file."""
+    rules._write(folder, rules._suite(3))
+    path = folder / "core.yaml"
+    table = yaml.safe_load(path.read_text("utf-8"))
+    if change:
+        change(table)
+        path.write_text(yaml.safe_dump(table), "utf-8")
+    if file is not None:
+        (folder / "task1.jsonl").write_bytes(file)
+
+
+RECORD = b'{"query": "a", "choices": ["b", "c"], "gold": 0}\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        (b"", "task1.jsonl is empty"),
+        (b"\n  \n", "task1.jsonl is empty"),
+        (RECORD + b"{", "task1.jsonl:2 is no JSON"),
+        (RECORD + b"\n" + RECORD.replace(b"gold", b"g"), "jsonl:3 lacks 'gold'"),
+        (RECORD + b"7\n", "task1.jsonl:2"),
+        (RECORD.replace(b"0", b"2"), "gold = 2"),
+        (RECORD.replace(b"0", b"-1"), "gold = -1"),
+        (RECORD.replace(b'"c"', b"3"), "task1.jsonl:1"),
+        (RECORD.replace(b'"b", "c"', b""), "task1.jsonl:1"),
+        (RECORD.replace(b"query", b"context"), "task1.jsonl:1 lacks 'query'"),
+        (b"\xff\xfe" + RECORD, "task1.jsonl"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path, file, told):
+    broken(tmp_path, file=file)
+    with pytest.raises(DataError) as caught:
+        load_tasks(tmp_path)
+    assert told in str(caught.value), caught.value
+    assert "\n" not in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda t: t.clear(), "icl_tasks"),
+        (lambda t: t["icl_tasks"][1].pop("label"), "label"),
+        (lambda t: t["icl_tasks"][1].pop("random_baseline_v2"), "random_baseline_v2"),
+        (lambda t: t["icl_tasks"][1].update(random_baseline_v1="a lot"), "task1"),
+        (lambda t: t["icl_tasks"][1].update(random_baseline_v1=100), "task1"),
+        (lambda t: t["icl_tasks"][1].update(num_fewshot="some"), "task1"),
+        (lambda t: t["icl_tasks"][1].update(num_fewshot=[]), "task1"),
+        (lambda t: t["icl_tasks"][1].update(num_fewshot=[-1]), "task1"),
+        (lambda t: t["icl_tasks"][1].update(icl_task_type="choice"), "choice"),
+        (lambda t: t["icl_tasks"][1].update(label="task0"), "task0 twice"),
+        (lambda t: t["icl_tasks"][1].update(dataset_uri="no.jsonl"), "no.jsonl"),
+        (lambda t: t["icl_tasks"].insert(0, "task"), "core.yaml"),
+    ],
+)
+def test_a_broken_table_is_one_line(tmp_path, change, told):
+    broken(tmp_path, change)
+    with pytest.raises(DataError) as caught:
+        load_tasks(tmp_path)
+    assert told in str(caught.value), caught.value
+    assert "\n" not in str(caught.value), caught.value
+
+
+def test_a_folder_without_a_table_or_with_no_yaml_is_one_line(tmp_path):
+    with pytest.raises(DataError, match="no core\\.yaml in"):
+        load_tasks(tmp_path)
+    (tmp_path / "core.yaml").write_text("icl_tasks: [\n  a: b\n c", "utf-8")
+    with pytest.raises(DataError, match="is no YAML") as caught:
+        load_tasks(tmp_path)
+    assert "\n" not in str(caught.value), caught.value
+
+
+def test_a_file_knows_whether_it_is_the_published_one(tmp_path):
+    rules._write(tmp_path, rules._suite(3))
+    table = yaml.safe_load((tmp_path / "core.yaml").read_text("utf-8"))
+    for row in table["icl_tasks"][1:]:
+        data = (tmp_path / row["dataset_uri"]).read_bytes()
+        blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        row["git_blob_sha1"] = blob
+    (tmp_path / "core.yaml").write_text(yaml.safe_dump(table), "utf-8")
+    with (tmp_path / "task2.jsonl").open("ab") as file:
+        file.write(RECORD)
+    tasks = load_tasks(tmp_path)
+    assert [task.published for task in tasks] == [None, True, False]
+    tokenizer = rules.Pieces()
+    report = evaluate(rules._random_bigram(tokenizer), tokenizer, tasks)
+    notes = [n for n in report.to_dict()["notes"] if "not the published files" in n]
+    assert notes == ["not the published files: task2"]
+
+
+# ---- The real files
+
+
+@pytest.fixture(scope="module")
+def real():
+    """The 22 tasks, and what the contract's plain reading wants of each."""
+    tasks = load_tasks(REAL)
+    rows = yaml.safe_load((REAL / "core.yaml").read_text("utf-8"))["icl_tasks"]
+    specs = []
+    for row in rows:
+        lines = (REAL / row["dataset_uri"]).read_text("utf-8").split("\n")
+        records = [json.loads(line) for line in lines if line.strip()]
+        assert len(records) == row["num_examples"], row["label"]
+        specs.append(
+            rules._spec(row["icl_task_type"], records, row["num_fewshot"][0],
+                        row["continuation_delimiter"], row["label"],
+                        row["random_baseline_v1"], row["random_baseline_v2"])
+        )  # fmt: skip
+    return tasks, specs
+
+
+@real_files
+def test_the_real_files_are_whole_and_the_published_ones(real):
+    tasks, specs = real
+    assert len(tasks) == 22
+    assert sum(len(task.items) for task in tasks) == 91037
+    for task, spec in zip(tasks, specs, strict=True):
+        assert task.label == spec["label"]
+        assert len(task.items) == len(spec["records"]), task.label
+        assert task.published is True, f"{task.label} is not the published file"
+        assert list(task.items[:50]) == rules._records(spec)[:50], task.label
+
+
+# The prompts' format by its description, in a template language: examples and the item
+# joined by a blank line, each a question, the delimiter, an answer.
+TEMPLATES = {
+    rules.MC: (
+        "{% for s in shots %}{{ s.query }}{{ mark }}{{ s.choices[s.gold] }}\n\n"
+        "{% endfor %}{{ item.query }}{{ mark }}{{ option }}"
+    ),
+    rules.SCHEMA: (
+        "{% for s in shots %}{{ s.context_options[s.gold] }}{{ mark }}"
+        "{{ s.continuation }}\n\n{% endfor %}{{ option }}{{ mark }}"
+        "{{ item.continuation }}"
+    ),
+    rules.LM: (
+        "{% for s in shots %}{{ s.context | trim }}{{ mark }}{{ s.continuation }}\n\n"
+        "{% endfor %}{{ item.context | trim }}{{ mark }}{{ option }}"
+    ),
+}  # fmt: skip
+
+
+def rendered(template, spec, records, index):
+    """Return the texts of an item's rows by a template, and the stripped prompt."""
+    others = [record for i, record in enumerate(records) if i != index]
+    shots = random.Random(1234 + index).sample(others, spec["shots"])
+    item = records[index]
+    found = (item.get("choices"), item.get("context_options"))
+    options = next(filter(None, found), [item.get("continuation")])
+    keys = {"shots": shots, "item": item, "mark": spec["delimiter"]}
+    rows = [template.render(option=option, **keys) for option in options]
+    if spec["kind"] != rules.LM:
+        return rows, None
+    return rows, template.render(option="", **keys).strip()
+
+
+# SHA-256 of the texts of the first 20 items of each task, the first 12 digits.
+PROMPTS = {
+    "hellaswag_zeroshot": "5d659cc1df3a",
+    "jeopardy": "63f06e6fc6c7",
+    "bigbench_qa_wikidata": "7aa2808105e6",
+    "arc_easy": "8d49cab3691a",
+    "arc_challenge": "4690bba5da7e",
+    "copa": "6fa71700d800",
+    "commonsense_qa": "c8f71e08698d",
+    "piqa": "fec6ca9de18c",
+    "openbook_qa": "041dba13bb22",
+    "lambada_openai": "5724451db87f",
+    "hellaswag": "5cb99c9b9329",
+    "winograd": "f6721e028f3f",
+    "winogrande": "81cf15b84a4f",
+    "bigbench_dyck_languages": "d2448fa17bc3",
+    "agi_eval_lsat_ar": "51ef84d7b201",
+    "bigbench_cs_algorithms": "3f6d20241403",
+    "bigbench_operators": "e58891e1564e",
+    "bigbench_repeat_copy_logic": "b34fb82c8875",
+    "squad": "61001d674e54",
+    "coqa": "ac499515a757",
+    "boolq": "dc64e7b772d9",
+    "bigbench_language_identification": "c4058f1df83e",
+}
+
+
+@real_files
+def test_the_prompts_of_the_real_items_are_those_of_the_reference(real):
+    jinja2 = pytest.importorskip("jinja2")
+    for task, spec in zip(*real, strict=True):
+        template = jinja2.Template(TEMPLATES[task.kind], keep_trailing_newline=True)
+        records, digest = rules._records(spec), hashlib.sha256()
+        for index in range(20):
+            expected = rendered(template, spec, records, index)
+            texts, prompt = prompts(task, index, shots_of(task, index))
+            assert (texts, prompt) == expected, f"item {index} of {task.label}"
+            for text in [*texts, prompt or ""]:
+                digest.update(text.encode() + b"\0")
+        got = digest.hexdigest()[:12]
+        assert got == PROMPTS[task.label], f"{task.label}: {got}"
+
+
+@pytest.fixture(scope="module")
+def trained(real):
+    """A tokenizer of 600 ids, made of text of all tasks."""
+    texts = [text for task in real[0] for i in range(8)
+             for text in prompts(task, i, [])[0]]  # fmt: skip
+    return Tokenizer(train_bpe(texts, 600))
+
+
+@real_files
+@pytest.mark.parametrize(("context", "name"), [(256, "bytes"), (1024, "trained")])
+def test_real_items_read_fast_and_slowly_score_alike(real, trained, context, name):
+    """Two items of each task: the contract's reading, ours alone, and ours."""
+    byte = {bytes([i]): i for i in range(256)}
+    tokenizer = trained if name == "trained" else Tokenizer(byte)
+    tasks, specs = real
+    model = rules._transformer(tokenizer, layers=1, context=context)
+    report = evaluate(model, tokenizer, tasks, max_per_task=2)
+    asked = Rules(context, max_per_task=2)
+    for task, spec in zip(tasks, specs, strict=True):
+        result = report.tasks[task.label]
+        expected = rules._read(spec, model, tokenizer, context, count=2)
+        rules._agree(report, spec, expected, name)
+        for item, example in zip(
+            result.items, encode(task, Text(tokenizer), asked), strict=True
+        ):
+            example = crop(example, context)
+            scores = spread(example, score_alone(Reader(model), example))
+            alone = judge(task, example, scores)
+            assert (alone.correct, alone.choice) == (item.correct, item.choice)
+            assert item.scores == pytest.approx(alone.scores, abs=1e-5), task.label
+    facts = report.to_dict()
+    assert (facts["is_core"], facts["suite"]) == (True, "CORE")
+    assert "22 tasks by a sample of their items" in facts["notes"]
+    assert report.tasks["squad"].truncated == 2, "10 stories in 1024 tokens"
