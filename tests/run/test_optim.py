@@ -2,10 +2,14 @@
 
 import functools
 import itertools
+import os
+import subprocess
 import time
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from small_runs import command, prepare_letters, run_of, write_run
 from torch.utils.flop_counter import FlopCounterMode
 
 from littlelm_core import check
@@ -77,6 +81,32 @@ def test_a_resume_is_exact(tmp_path, precision):
             assert same(a, b)
         assert snapshot(whole)[2] == snapshot(resumed)[2]
         assert contract().curve(folder / "whole") == contract().curve(folder / "killed")
+
+
+def test_the_update_is_the_same_for_1_2_and_4_ranks(tmp_path):
+    """The rows of a step, read by one process or shared by several: equal weights."""
+    prepare_letters(tmp_path, {"a": ("abcd ", 60)})
+    write_run(tmp_path, "steps = 6", "rows = 2", "tokens_per_step = 256")
+    muon = ("optimizer.use=muon", "optimizer.matrix={lr=0.02,weight_decay=0.1}")
+    weights = {}
+    for ranks in (1, 2, 4):
+        where = f"ranks{ranks}"
+        done = subprocess.run(
+            command(tmp_path, where, *muon, ranks=ranks), capture_output=True,
+            encoding="utf-8", timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        folder = newest_checkpoint(tmp_path / where)
+        weights[ranks] = load_file(folder / "model.safetensors")
+    fresh = Trainer(run_of(tmp_path, "fresh", *muon), quiet=True)
+    fresh.held.close()
+    name = "blocks.0.attention.wq.weight"
+    moved = weights[1][name] - fresh.model.get_parameter(name).detach()
+    assert moved.abs().max() > 1e-2, "nothing was learned: the test shows nothing"
+    for ranks in (2, 4):
+        for name, tensor in weights[1].items():
+            off = (weights[ranks][name] - tensor).abs().max()
+            assert off <= 1e-5, f"{name} on {ranks} ranks is off by {off:.1e}"
 
 
 def test_a_resume_may_have_weights_of_another_format(tmp_path):
