@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from littlelm_core.cli.frame import app, console
+from littlelm_core.config import ConfigError, nearest
 
 
 @app.command("eval")
@@ -73,55 +75,66 @@ def evaluate(
       littlelm eval littlelm-3.8b --context 1024 --out runs/core-1024
       torchrun --nproc-per-node 8 -m littlelm_core eval littlelm-3.8b
     """
+    from littlelm_core.core_eval import CROPS, TABLES
     from littlelm_core.core_eval import evaluate as score
     from littlelm_core.report import evaluation
     from littlelm_core.report.core import show_core
     from littlelm_core.report.eval_progress import EvalProgress
+    from littlelm_core.report.journal import recorded, remove
 
-    other = evaluation.read_report(against) if against else None
+    _check_word("--crop", crop, CROPS)
+    _check_word("--baselines", baselines, TABLES)
+    _check_word("--precision", precision, evaluation.PRECISIONS)
+    most = _limit("--max-per-task", max_per_task)
+    longest = _limit("--context", context)
+    at_once = _limit("--batch-tokens", batch_tokens)
+    chosen = evaluation.choose_tasks(data, tasks)
+    evaluation.enough(chosen, most, legacy_pool)
+    other = evaluation.read_report(against, chosen) if against else None
     with evaluation.processes() as world:
         first = world.rank == 0
         subject = evaluation.load_subject(model, world)
-        chosen = evaluation.choose_tasks(data, tasks)
         folder = out or subject.folder
         journal = folder / "journal"
         if first and not resume:
-            shutil.rmtree(journal, ignore_errors=True)
+            remove(journal)
         world.sum(0)  # the others wait until it is gone
-        most = None if max_per_task == -1 else max_per_task
         if first:
             _announce(subject.name, chosen, most, subject.device)
-        progress = EvalProgress(chosen, most, world.size, quiet=not first)
-        with progress, evaluation.precision_context(precision, subject.device):
+        known = recorded(journal)
+        progress = EvalProgress(chosen, most, world.size, known, quiet=not first)
+        numbers = evaluation.precision_context(precision, subject.device)
+        with _resumable(first), progress, numbers:
             report = score(
                 subject.model,
                 subject.tokenizer,
                 chosen,
                 max_per_task=most,
-                context=None if context == -1 else context,
+                context=longest or subject.context,
                 baselines=baselines,
                 crop=crop,
                 legacy_pool=legacy_pool,
                 legacy_nan=legacy_nan,
-                batch_tokens=None if batch_tokens == -1 else batch_tokens,
+                batch_tokens=at_once,
                 rank=world.rank,
                 world=world.size,
                 token_cache=evaluation.token_folder(),
                 journal=journal,
                 progress=progress,
             )
+        with numbers:
             bits = subject.bits()
         if not first:
             return
         facts = evaluation.named(report, subject.name, bits)
         evaluation.save(report, facts, folder, other)
-        shutil.rmtree(journal, ignore_errors=True)
+        remove(journal)
     show_core(facts, console)
     console.print(f"\npage:   {folder / 'report.html'}", soft_wrap=True)
     console.print(f"report: {folder / 'report.json'}", soft_wrap=True)
 
 
-def _announce(name: str, tasks: list[Any], most: int | None, device: Any) -> None:
+def _announce(name: str, tasks: Sequence[Any], most: int | None, device: Any) -> None:
     """Say what is about to be scored."""
     items = sum(min(most or len(t.items), len(t.items)) for t in tasks)
     console.print(
@@ -130,3 +143,26 @@ def _announce(name: str, tasks: list[Any], most: int | None, device: Any) -> Non
         soft_wrap=True,
         markup=False,
     )
+
+
+def _check_word(option: str, value: str, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise ConfigError(f"{option} {value!r}{nearest(value, valid)}")
+
+
+def _limit(option: str, value: int) -> int | None:
+    """Return a number, None for -1."""
+    if value < 1 and value != -1:
+        raise ConfigError(f"{option} {value} must be at least 1, or -1 for none")
+    return None if value == -1 else value
+
+
+@contextmanager
+def _resumable(first: bool) -> Iterator[None]:
+    """Say how to go on when Ctrl-C ends it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if first:
+            console.print("stopped; the same command with --resume goes on")
+        raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +16,10 @@ FLAGS = ("truncated", "border")
 
 
 def write_tokens(path: Path, examples: Iterable[Any]) -> None:
-    """Write examples of `core_eval`; what rows share with an item's first, once."""
+    """Write examples of `core_eval`; what rows share with an item's first, once.
+
+    A disk that takes none costs the time to encode them again, and a warning.
+    """
     ids, table = [], []
     for example in examples:
         first = example.rows[0].ids
@@ -25,10 +30,16 @@ def write_tokens(path: Path, examples: Iterable[Any]) -> None:
             table.append((example.index, len(row), shared, start, flags))
     flat = np.concatenate(ids)
     flat = flat.astype(np.uint16) if flat.max() < 1 << 16 else flat
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    np.savez(temporary, ids=flat, table=np.array(table, dtype=np.int64))
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(temporary, ids=flat, table=np.array(table, dtype=np.int64))
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        text = f"tokens of prompts are not kept in {path.parent}: {error.strerror}"
+        warnings.warn(text, stacklevel=2)
 
 
 def read_tokens(

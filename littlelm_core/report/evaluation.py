@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,30 @@ import torch.nn.functional as F
 from torch import nn
 
 from littlelm_core import corpus
-from littlelm_core.config import ConfigError, DataError, nearest
+from littlelm_core.config import (
+    ConfigError,
+    DataError,
+    LittleLMError,
+    RunConfig,
+    nearest,
+)
 from littlelm_core.core_eval import (
     CoreReport,
     EvaluationStopped,
     Task,
     evaluate,
     load_tasks,
+    shots_of,
 )
 from littlelm_core.ingest import prepare_run
 from littlelm_core.ingest.core_bundle import tasks_folder
 from littlelm_core.ingest.hugging_face import CausalLM, load_causal_lm
+from littlelm_core.model import model_config
 from littlelm_core.report.core import core_record, write_core_page
 from littlelm_core.report.core_dict import FORMAT
+from littlelm_core.report.eval_progress import EvalProgress
 from littlelm_core.report.log import read_metrics, write_text
+from littlelm_core.report.terminal import core_name, core_score
 from littlelm_core.shards import ValidationRows
 from littlelm_core.trainer import (
     World,
@@ -46,6 +57,26 @@ def token_folder() -> Path:
     return corpus.data_folder() / "core-tokens"
 
 
+def run_tasks(run: RunConfig) -> list[Task]:
+    """Return the tasks that a run evaluates.
+
+    Raises DataError when they do not load or lack items; a run asks before it trains.
+    """
+    return enough(load_tasks(tasks_folder(run.eval_tasks)))
+
+
+def enough(
+    tasks: list[Task], most: int | None = None, legacy_pool: bool = False
+) -> list[Task]:
+    """Return tasks that have enough items for their examples, or raise DataError.
+
+    most: items of each that are scored, and with legacy_pool give the examples.
+    """
+    for task in tasks:
+        shots_of(task, 0, min(most, len(task.items)) if most and legacy_pool else None)
+    return tasks
+
+
 def evaluate_run(
     trainer: Any, validation: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
@@ -55,20 +86,27 @@ def evaluate_run(
     The report with every item comes to lie in the run's folder under core/. None when a
     signal has come.
     """
-    run, world = trainer.run, trainer.world
-    with trainer.precision.context():
+    run, world, tasks = trainer.run, trainer.world, run_tasks(trainer.run)
+    most = None if run.eval_max_per_task == -1 else run.eval_max_per_task
+    say = trainer.report.progress.say
+    shown = EvalProgress(tasks, most, world.size, say=say, quiet=world.rank > 0)
+
+    def goes_on(label: str, items: int) -> bool:
+        shown(label, items)
+        return not trainer.interrupted
+
+    with shown, trainer.precision.context():
         try:
             report = evaluate(
                 trainer.model,
                 trainer.tokenizer,
-                load_tasks(tasks_folder(run.eval_tasks)),
-                max_per_task=None
-                if run.eval_max_per_task == -1
-                else run.eval_max_per_task,
+                tasks,
+                max_per_task=most,
+                context=trainer.cfg.context,
                 rank=world.rank,
                 world=world.size,
                 token_cache=token_folder(),
-                progress=lambda label, items: not trainer.interrupted,
+                progress=goes_on,
             )
         except EvaluationStopped:
             return None
@@ -100,16 +138,27 @@ def save(
     write_core_page(facts, folder / "report.html", against)
 
 
-def read_report(path: Path) -> dict[str, Any]:
-    """Read a stored report. Raises DataError for a file that is none."""
+def read_report(path: Path, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Read a stored report, to draw beside one of these tasks.
+
+    Raises DataError for a file that is none, or is of other data altogether.
+    """
     try:
         report = json.loads(path.read_text("utf-8"))
-        if report["format"] == FORMAT:
-            return report
-        reason = f"it has the format {report['format']!r}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-    raise DataError(f"{path} is no report of littlelm eval: {reason}")
+        if report["format"] != FORMAT:
+            raise ValueError(f"it has the format {report['format']!r}")
+        core_name(report), core_score(report)
+        theirs = {k: (t["sha256"], t["accuracy"]) for k, t in report["tasks"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        lacks = "it lacks " if isinstance(error, KeyError) else ""
+        reason = getattr(error, "strerror", None) or f"{lacks}{error}"
+        raise DataError(f"{path} is no report of littlelm eval: {reason}") from error
+    if not any(theirs.get(task.label, ("",))[0] == task.sha256 for task in tasks):
+        raise DataError(
+            f"{path} has no task with the same data: evaluate both models on the same "
+            "files"
+        )
+    return report
 
 
 # ---- A model by name
@@ -117,12 +166,17 @@ def read_report(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to evaluate. bits: its bits per byte of validation text, by domain."""
+    """A model to evaluate.
+
+    context: that it was trained with, None to ask the model. bits: gives its bits per
+    byte of validation text, by domain. folder: of its reports.
+    """
 
     name: str
     model: nn.Module
     tokenizer: Any
-    folder: Path  # of its reports
+    context: int | None
+    folder: Path
     bits: Callable[[], dict[str, float]]
 
     @property
@@ -161,29 +215,26 @@ def load_subject(name: str, world: World) -> Subject:
         model, tokenizer = load_causal_lm(path)
         model = model.to(device)
         folder = Path("runs") / f"eval-{path.resolve().name}"
-        return Subject(
-            name, model, tokenizer, folder, lambda: text_bits(model, tokenizer)
-        )
+        bits = partial(text_bits, model, tokenizer)
+        return Subject(name, model, tokenizer, None, folder, bits)
     checkpoint = find_checkpoint(name)
     model, tokenizer, run, state = load_checkpoint(checkpoint, device)
     run_dir, step = checkpoint.resolve().parents[1], state["step"]
-    return Subject(
-        f"{run.name}, step {step}",
-        model,
-        tokenizer,
-        run_dir / "core" / checkpoint.name,
-        lambda: checkpoint_bits(model, tokenizer, run, run_dir, step, world),
-    )
+    context = model_config(run, tokenizer.vocab_size).context
+    folder = run_dir / "core" / checkpoint.name
+    bits = partial(checkpoint_bits, model, tokenizer, run, run_dir, step, world)
+    name = f"{run.name}, step {step}"
+    return Subject(name, model, tokenizer, context, folder, bits)
+
+
+PRECISIONS = ("auto", "fp32", "bf16")
 
 
 def precision_context(kind: str, device: torch.device) -> AbstractContextManager:
-    """Return the autocast of "fp32", "bf16", or "auto": bf16 on a GPU that has it.
+    """Return the autocast of one of PRECISIONS; "auto": bf16 on a GPU that has it.
 
     On a CPU "auto" is fp32, whose answers hang least on rounding.
-    Raises ConfigError for another word.
     """
-    if kind not in ("auto", "fp32", "bf16"):
-        raise ConfigError(f"precision = {kind!r} must be auto, fp32 or bf16")
     able = device.type != "cpu" and multiplies_bf16(device)
     bf16 = kind == "bf16" or (kind == "auto" and able)
     return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
@@ -214,21 +265,20 @@ def checkpoint_bits(
 
     Nothing where the run's data is not here.
     """
-    for record in read_metrics(run_dir / "metrics.jsonl"):
+    for record in reversed(read_metrics(run_dir / "metrics.jsonl")):  # the whole split
         if record["event"] == "validation" and record["step"] == step:
             return bits_of(record)
     try:
         data = prepare_run(run)
-    except DataError:
+    except LittleLMError:
         return {}
     device = next(model.parameters()).device
+    context = model_config(run, tokenizer.vocab_size).context
     bytes_V = torch.as_tensor(tokenizer.token_byte_counts()).to(device)
     found = {}
     for domain, shards in data.validation.items():
-        sizes = run.rows, model.cfg.context, *world, SAMPLE_TOKENS
-        with torch.inference_mode():
-            mine = score(model.loss, ValidationRows(shards, *sizes), bytes_V)
-        nats, _, size = world.sum(*mine)
+        rows = ValidationRows(shards, run.rows, context, *world, SAMPLE_TOKENS)
+        nats, _, size = world.sum(*score(model.loss, rows, bytes_V))
         found[domain] = nats / math.log(2) / size
     return found
 
@@ -238,11 +288,16 @@ def text_bits(model: CausalLM, tokenizer: Any) -> dict[str, float]:
     """Return bits per byte of the default corpus's validation text, for any tokenizer.
 
     A sample of whole documents of each domain, read in rows of at most 1024 tokens.
+    Nothing where the corpus is not here.
     """
     found = {}
     for domain in corpus.domains():
         nats = size = tokens = 0
-        for text in corpus.documents(domain, "validation"):
+        try:
+            documents = corpus.documents(domain, "validation")
+        except DataError:
+            return {}
+        for text in documents:
             ids = [tokenizer.bos_id, *tokenizer.encode_batch([text])[0]]
             nats += _nats(model, ids, min(model.cfg.context or 1024, 1024))
             size += len(text.encode("utf-8", "replace"))

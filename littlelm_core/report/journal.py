@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from littlelm_core.config import ConfigError
 
+FILES = "rank-*.jsonl"
+
 
 class Journal:
     """JSON records in a folder, one file for each process.
 
-    The first line of each file holds the key of all that the records depend on. Raises
-    ConfigError when the folder's is another one.
+    A file's first line, and one at each time that it is gone on with, holds the key of
+    all that the records depend on. Raises ConfigError when the folder's is another one.
     """
 
     def __init__(self, folder: str | Path, key: str, rank: int = 0) -> None:
         folder = Path(folder)
         self.records: list[Any] = []
-        for path in sorted(folder.glob("rank-*.jsonl")):
+        for path in sorted(folder.glob(FILES)):
             self._read(path, key)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank-{rank}.jsonl"
-        fresh = not path.exists() or not path.stat().st_size
         self.file = path.open("a", encoding="utf-8")
-        # Another line: the last one of a killed process may be half.
-        self.file.write(json.dumps({"key": key}) + "\n" if fresh else "\n")
+        # On another line: the last one of a killed process may be half.
+        self.file.write("\n" + json.dumps({"key": key}) + "\n")
         self.file.flush()
 
     def _read(self, path: Path, key: str) -> None:
@@ -35,9 +38,9 @@ class Journal:
                 record = json.loads(line)
             except ValueError:
                 continue
-            if not isinstance(record, dict):
+            if isinstance(record, list):
                 self.records.append(record)
-            elif record.get("key") != key:
+            elif record != {"key": key}:
                 raise ConfigError(
                     f"{path} is of another model, tokenizer, data or rule: name "
                     "another folder, or begin anew without --resume"
@@ -51,3 +54,22 @@ class Journal:
     def close(self) -> None:
         """Close this process's file."""
         self.file.close()
+
+
+def recorded(folder: str | Path) -> Counter[str]:
+    """Count the records of a folder by what they begin with, whatever their key."""
+    found: Counter[str] = Counter()
+    for path in Path(folder).glob(FILES):
+        for line in path.read_text("utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                found.update(record[:1] if isinstance(record, list) else ())
+    return found
+
+
+def remove(folder: str | Path) -> None:
+    """Delete a folder's journal, and the folder when nothing else is in it."""
+    for path in Path(folder).glob(FILES):
+        path.unlink()
+    with contextlib.suppress(OSError):  # there is none, or it holds other files
+        Path(folder).rmdir()

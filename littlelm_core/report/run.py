@@ -27,6 +27,10 @@ class Report:
 
     def __init__(self, trainer: Any, quiet: bool = False):
         first = trainer.world.rank == 0
+        if trainer.run.eval_every > 0:  # refused now, not when a step is due for it
+            from littlelm_core.report.evaluation import run_tasks
+
+            run_tasks(trainer.run)
         self.trainer, self.first = trainer, first
         self.callbacks = [callback(p) for p in trainer.run.callback if first]
         self.log = MetricsLog(trainer.run_dir, trainer.step, first)
