@@ -28,7 +28,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from littlelm_core.ingest.hugging_face import CausalLM, TheirTokenizer
 from littlelm_core.model import CHUNK_LOGITS
 from littlelm_core.report.core_dict import (
     core_dict,
+    core_notes,
     data_digest,
     digest_of,
     table_digest,
@@ -102,7 +103,8 @@ class Task:
     between question and answer. baselines: {"v1": per cent, "v2": per cent} of a guess.
     items: the records, shuffled once by `random.Random(1337)` as the reference does, so
     that the first N are a sample. sha256: of the file. published: whether the file is
-    the one whose git blob id the table lists; None where it lists none.
+    the one whose git blob id the table lists; None where it lists none. listed: how
+    many tasks the table has.
     """
 
     label: str
@@ -115,6 +117,7 @@ class Task:
     category: str = ""
     suite: str = "CORE"
     published: bool | None = None
+    listed: int = 1
 
     def centered(self, accuracy: float, table: str = "v1") -> float:
         """Return the share of the way from chance (0) to perfect (1)."""
@@ -861,8 +864,6 @@ class CoreReport:
     read. share: (rank, world) of a report that holds only that rank's items.
     """
 
-    TASKS: ClassVar[int] = 22  # of CORE
-
     tasks: dict[str, TaskResult]
     baselines: str
     settings: dict[str, Any]
@@ -876,16 +877,19 @@ class CoreReport:
 
     @property
     def whole(self) -> bool:
-        """Whether all tasks of CORE were run."""
-        return len(self.tasks) == self.TASKS
+        """Whether all tasks of their table were run: 22 in CORE's."""
+        return len(self.tasks) == max(r.task.listed for r in self.tasks.values())
 
     @property
-    def mean(self) -> float:
-        """The mean of the centered accuracies, whichever tasks there are."""
-        return self.mean_of(self.baselines)
+    def core(self) -> float:
+        """The mean of the centered accuracies; CORE only where `whole`, see `notes`."""
+        return self.core_by(self.baselines)
 
-    def mean_of(self, table: str) -> float:
-        """The same by one of the two tables of baselines."""
+    def core_by(self, table: str) -> float:
+        """Return the same by one of the two tables of baselines.
+
+        Raises LittleLMError for one rank's share.
+        """
         if self.share[1] > 1:
             raise LittleLMError(
                 f"this is the share of rank {self.share[0]} of {self.share[1]}: "
@@ -895,18 +899,8 @@ class CoreReport:
         return sum(each) / len(each)
 
     @property
-    def core(self) -> float:
-        """CORE: the mean over all 22 tasks. Raises LittleLMError where some lack."""
-        if not self.whole:
-            raise LittleLMError(
-                f"{len(self.tasks)} of {self.TASKS} tasks were run: CORE is the "
-                "mean of all of them; `mean` is that of these"
-            )
-        return self.mean
-
-    @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of `mean`: what other items of these kinds might give."""
+        """The 95 % interval of `core`: what other items of these kinds might give."""
         return bootstrap(list(self.tasks.values()), self.baselines)
 
     @property
@@ -923,6 +917,11 @@ class CoreReport:
     def suite(self) -> str:
         """The name of the tasks: CORE, or another one."""
         return next(iter(self.tasks.values())).task.suite
+
+    @property
+    def notes(self) -> list[str]:
+        """What must be said beside the number, a line each."""
+        return core_notes(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report without its items, ready for JSON."""
@@ -1034,13 +1033,12 @@ def evaluate(
     _check(tasks, rules, baselines, batch_tokens, rank, world)
     autocast = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocast else reader.dtype
-    key = (weights_digest(model), text.fingerprint, rules, str(dtype))
     started, clock = time.perf_counter(), {"tokenize": 0.0, "model": 0.0}
     book, done = None, {task.label: {} for task in tasks}
     if journal is not None:
-        book = Journal(
-            journal, digest_of(*key, data_digest(tasks), table_digest(tasks)), rank
-        )
+        depends = weights_digest(model), text.fingerprint, rules, str(dtype)
+        key = digest_of(*depends, data_digest(tasks), table_digest(tasks))
+        book = Journal(journal, key, rank)
         for label, index, right, choice, losses, *flags in book.records:
             done[label][index] = Item(index, right, choice, tuple(losses), *flags)
     training, stopped = model.training, False

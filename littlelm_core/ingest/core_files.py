@@ -46,13 +46,13 @@ def read_tasks(folder: Path) -> list[dict[str, Any]]:
     if not rows:
         raise DataError(f"{path} lists no icl_tasks")
     labels: set[str] = set()
-    tasks = []
+    tasks, suite = [], str(table.get("name", "CORE"))
     for row in rows:
         task = _read_task(path, row)
         if task["label"] in labels:
             raise DataError(f"{path} lists {task['label']} twice")
         labels.add(task["label"])
-        tasks.append(task | {"suite": str(table.get("name", "CORE"))})
+        tasks.append(task | {"suite": suite, "listed": len(rows)})
     return tasks
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from littlelm_core.ingest.core_files import TABLES
 
 FORMAT = 1
+CORE_TASKS = 22
 
 
 def digest_of(*parts: Any) -> str:
@@ -36,15 +37,15 @@ def core_dict(report: Any) -> dict[str, Any]:
     results = list(report.tasks.values())
     tasks = [result.task for result in results]
     fitting, uncropped = report.uncropped
-    by_table = {t: report.mean_of(t) for t in TABLES}
+    by_table = {t: report.core_by(t) for t in TABLES}
     names = {"alone": "tokens_alone", "run": "tokens_run", "logits": "logits"}
     return {
         "format": FORMAT,
         "suite": report.suite,
-        "is_core": report.whole and report.suite == "CORE",
-        "notes": notes(report),
-        "core": report.mean if report.whole else None,
-        "mean_of_tasks": report.mean,
+        "is_core": report.whole and report.suite == "CORE" and len(tasks) == CORE_TASKS,
+        "notes": core_notes(report),
+        "core": report.core if report.whole else None,
+        "mean_of_tasks": report.core,
         "baselines": report.baselines,
         **{f"core_{t}": v if report.whole else None for t, v in by_table.items()},
         "interval": list(report.interval),
@@ -89,7 +90,7 @@ def task_facts(result: Any) -> dict[str, Any]:
     }
 
 
-def notes(report: Any) -> list[str]:
+def core_notes(report: Any) -> list[str]:
     """Return what must be said beside the number, a line each."""
     found = []
     if report.suite != "CORE":
@@ -97,7 +98,8 @@ def notes(report: Any) -> list[str]:
             f"{report.suite} is not CORE: its score compares with no published one"
         )
     if not report.whole:
-        found.append(f"{len(report.tasks)} of {report.TASKS} tasks: no CORE")
+        listed = max(r.task.listed for r in report.tasks.values())
+        found.append(f"{len(report.tasks)} of {listed} tasks: no {report.suite}")
     sampled = [r for r in report.tasks.values() if r.n < len(r.task.items)]
     if sampled:
         found.append(f"{len(sampled)} tasks by a sample of their items")

@@ -132,7 +132,7 @@ def test_shares_are_not_a_score_and_all_of_them_are_wanted():
     model, tasks = rules._random_bigram(tokenizer), rules._load(*rules._drawn())
     parts = [evaluate(model, tokenizer, tasks, rank=r, world=2) for r in range(2)]
     with pytest.raises(LittleLMError, match="merge the reports of all ranks"):
-        _ = parts[0].mean
+        _ = parts[0].core
     for some in (parts[:1], [parts[1], parts[1]]):
         with pytest.raises(LittleLMError, match="lack"):
             merge(some)
@@ -283,6 +283,42 @@ def test_a_shared_story_and_shared_examples_are_read_once():
         assert part < least, f"{label}: {part:.2f} of the tokens were read"
         assert apart.tasks[label].tokens_run >= apart.tasks[label].tokens_alone
         assert result.tokens_alone == apart.tasks[label].tokens_alone
+
+
+# ---- Any of our models
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"window": 24},
+        {"value_embeddings": True, "residual_scales": True},
+        {"softcap": 8.0, "tied": True},
+        {"kv_heads": 4, "head_dim": 16, "qk_norm": False},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_model_is_read_fast_as_slowly(changes, dtype):
+    """Under autocast too, where a rounding is a hundredth: close items are settled."""
+    tokenizer = rules.Pieces()
+    model = rules._transformer(tokenizer, seed=4, **changes)
+    tasks, reader = rules._load(*rules._drawn(10, 12)), Reader(model)
+    for context, policy in ((512, "bos"), (50, "plain"), (60, "shots")):
+        asked = Rules(context, policy)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype != torch.float32):
+            keys = {"context": context, "crop": policy, "batch_tokens": 400}
+            report = evaluate(model, tokenizer, tasks, **keys)
+            for task in tasks:
+                expected = []
+                for example in encode(task, Text(tokenizer), asked):
+                    example = crop(example, context, policy)
+                    scores = spread(example, score_alone(reader, example))
+                    expected.append(judge(task, example, scores))
+                got = report.tasks[task.label].items
+                strip = [i._replace(scores=(), settled=False) for i in got]
+                assert strip == [i._replace(scores=()) for i in expected], task.label
+        assert report.to_dict()["settings"]["dtype"] == str(dtype).split(".")[1]
 
 
 # ---- Text and files

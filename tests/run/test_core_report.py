@@ -428,5 +428,5 @@ def test_what_the_evaluator_reports_is_what_these_show(capsys):
     record = core_record(report)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     part = evaluate(model, tokenizer, tasks[:2], context=512).to_dict()
-    assert "2 of 22 tasks: no CORE" in said(part)
+    assert "2 of 22 tasks: no mini CORE" in said(part)
     assert "centered mean of 2 mini CORE tasks" in said(part)

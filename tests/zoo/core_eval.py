@@ -343,7 +343,7 @@ def still_training(model, tokenizer, tasks, **keys):
 class Weighted(CoreReport):
     """Weighs tasks by their items."""
 
-    def mean_of(self, table):
+    def core_by(self, table):
         each = [(r.n, r.task.centered(r.accuracy, table)) for r in self.tasks.values()]
         return sum(n * c for n, c in each) / sum(n for n, _ in each)
 
@@ -351,7 +351,7 @@ class Weighted(CoreReport):
 class NotCentered(CoreReport):
     """Means the accuracies."""
 
-    def mean_of(self, table):
+    def core_by(self, table):
         return sum(r.accuracy for r in self.tasks.values()) / len(self.tasks)
 
 
