@@ -156,7 +156,8 @@ def test_numbers_that_are_none_are_refused(part):
 def test_minus_one_is_off_and_zero_is_refused(part):
     for key in (
         "stop_step", "grad_accum", "tokens_per_step", "checkpoint_every",
-        "validate_every", "validation_tokens", "sample_every", "clip",
+        "validate_every", "validation_tokens", "sample_every", "clip", "eval_every",
+        "eval_max_per_task",
     ):  # fmt: skip
         assert getattr(tiny(part, f"{key}=-1"), key) == -1
         for value in (0, -2):

@@ -1,0 +1,795 @@
+"""Evaluations from end to end: in a run, by the command, killed and gone on with.
+
+Tasks are always named, and $LITTLELM_DATA is a folder of these tests: no real CORE is
+read, whatever is prepared on the machine. What is right for an item is the contract's.
+"""
+
+import io
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from small_runs import command, prepare_letters, records, run_of, write_run
+
+from littlelm_core import cli, core_eval, corpus
+from littlelm_core.config import DataError, LittleLMError
+from littlelm_core.core_eval import evaluate, load_tasks
+from littlelm_core.report import evaluation
+from littlelm_core.report.eval_progress import EvalProgress
+from littlelm_core.report.journal import Journal, recorded, remove
+from littlelm_core.trainer import (
+    load_checkpoint,
+    newest_checkpoint,
+    read_metrics,
+    train,
+)
+
+MINI = Path(__file__).parents[2] / "data" / "mini_core"
+FEW = ("piqa", "winograd", "jeopardy")  # one of each kind
+OWN = '''
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+HERE = Path(__file__).parent
+
+
+class Bare(nn.Module):
+    """Two matrices: no cfg, no hidden, no make_cache. It counts what it reads."""
+
+    READ = []
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.embedding = nn.Embedding(cfg.padded_vocab_size, cfg.dim)
+        self.head = nn.Linear(cfg.dim, cfg.padded_vocab_size, bias=False)
+
+    def init_weights(self, seed=0):
+        draw = torch.Generator().manual_seed(seed)
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=0.2, generator=draw)
+
+    def forward(self, ids_BT):
+        Bare.READ.append(ids_BT.shape)
+        if torch.is_inference_mode_enabled():  # neither training nor validation
+            (HERE / "evaluating").touch()
+            if (HERE / "slow").exists():
+                time.sleep(0.02)
+        return self.head(self.embedding(ids_BT))
+
+    def loss(self, ids_BT, targets_BT, reduction="mean"):
+        logits = self.head(self.embedding(ids_BT)).flatten(0, 1)
+        return F.cross_entropy(logits, targets_BT.flatten(), reduction=reduction)
+'''
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A run file over letters, own.py beside it; data that is made goes there too."""
+    folder = tmp_path_factory.mktemp("eval")
+    prepare_letters(folder, {"up": ("ABCD ", 20), "down": ("abcd ", 20)})
+    (folder / "own.py").write_text(OWN, encoding="utf-8")
+    write_run(
+        folder, "steps = 6", "rows = 2", "checkpoint_every = 2", "validate_every = 3",
+        "checkpoints_kept = 9", 'loader.rest = "keep"',
+    )  # fmt: skip
+    some = yaml.safe_load((MINI / "core.yaml").read_text("utf-8"))
+    some["icl_tasks"] = [t for t in some["icl_tasks"] if t["label"] in FEW]
+    (folder / "few").mkdir()
+    (folder / "few" / "core.yaml").write_text(yaml.safe_dump(some), "utf-8")
+    for label in FEW:
+        shutil.copy(MINI / f"{label}.jsonl", folder / "few")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LITTLELM_DATA", str(folder / "prepared"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def trained(home):
+    """A run of six steps that evaluated at two of them and at the end."""
+    keys = "eval_every=2", f"eval_tasks={MINI}"
+    train(run_of(home, "trained", *keys), quiet=True)
+    return home / "trained"
+
+
+@pytest.fixture(scope="module")
+def bare(home):
+    """The same with a model of one's own."""
+    use = f"model.use={home / 'own.py'}:Bare"
+    keys = use, "eval_every=6", f"eval_tasks={MINI}"
+    train(run_of(home, "bare", *keys), quiet=True)
+    return home / "bare"
+
+
+def littlelm(*arguments):
+    """Run the command in this process; return its exit status."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([str(a) for a in arguments])
+    return stopped.value.code
+
+
+def stored(folder):
+    """Return a folder's report."""
+    return json.loads((Path(folder) / "report.json").read_text("utf-8"))
+
+
+def timeless(record):
+    return {k: v for k, v in record.items() if k != "seconds"}
+
+
+def weights(run_dir):
+    return (newest_checkpoint(run_dir) / "model.safetensors").read_bytes()
+
+
+def wait_for(path, process):
+    end = time.monotonic() + 60
+    while not path.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert path.exists(), process.communicate()
+
+
+# ---- In a run
+
+
+def test_a_run_evaluates_after_its_checkpoints_and_trains_on_unchanged(
+    home, monkeypatch
+):
+    found = []
+
+    def watched(trainer, validation):
+        folder = newest_checkpoint(trainer.run_dir)
+        before = torch.get_rng_state()
+        record = original(trainer, validation)
+        same = torch.equal(torch.get_rng_state(), before)
+        found.append((int(folder.name[-8:]), same, trainer.model.training))
+        return record
+
+    original = evaluation.evaluate_run
+    monkeypatch.setattr(evaluation, "evaluate_run", watched)
+    # 5 is the last step, and no multiple.
+    keys = "steps=5", "schedule.total=6", f"eval_tasks={home / 'few'}"
+    train(run_of(home, "watched", *keys, "eval_every=2"), quiet=True)
+    assert found == [(2, True, True), (4, True, True), (5, True, True)]
+    logged = records(home / "watched", "core")
+    assert [record["step"] for record in logged] == [2, 4, 5]
+    train(run_of(home, "plain", *keys), quiet=True)
+    assert len(found) == 3, "eval_every is off unless it is asked for"
+    with_it, without = ([r["loss"] for r in records(home / w)]
+                        for w in ("watched", "plain"))  # fmt: skip
+    assert with_it == without
+    assert weights(home / "watched") == weights(home / "plain")
+    for record in logged:
+        report = stored(home / "watched" / "core" / f"step_{record['step']:08d}")
+        assert report["model"] == f"run, step {record['step']}"
+        assert report["mean_of_tasks"] == record["mean_of_tasks"]
+        assert [len(items) for items in report["items"].values()] == [12, 12, 12]
+        assert (report["bits_per_byte"] != {}) == (record["step"] == 5)  # validated
+
+
+def test_the_pages_show_the_score(trained):
+    last = records(trained, "core")[-1]
+    score = f"{last['core']:.4f}"
+    assert last["suite"] == "mini CORE"
+    assert len(last["tasks"]) == 22
+    page = (trained / "report.html").read_text("utf-8")
+    assert "mini CORE" in page
+    assert score in page
+    own = trained / "core" / "step_00000006"
+    assert score in (own / "report.html").read_text("utf-8")
+    domains = records(trained, "validation")[-1]["domains"]
+    bits = {name: value["bits_per_byte"] for name, value in domains.items()}
+    assert stored(own)["bits_per_byte"] == bits
+
+
+def test_nothing_is_evaluated_twice(home, trained, monkeypatch):
+    calls = []
+    original = evaluation.evaluate_run
+    monkeypatch.setattr(
+        evaluation, "evaluate_run", lambda *a: calls.append(a[0].step) or original(*a)
+    )
+    keys = "eval_every=2", f"eval_tasks={home / 'few'}"
+    train(run_of(home, "twice", *keys, "stop_step=4"), quiet=True)
+    train(run_of(home, "twice", *keys, "stop_step=4"), quiet=True)
+    assert calls == [2, 4]
+    train(run_of(home, "twice", *keys), quiet=True)
+    assert calls == [2, 4, 6]
+    assert [r["step"] for r in records(home / "twice", "core")] == [2, 4, 6]
+
+
+def test_a_signal_ends_an_evaluation_which_the_run_then_owes(home, bare):
+    """Prompt, with exit status 0; the same command evaluates the same weights."""
+    use = f"model.use={home / 'own.py'}:Bare"
+    keys = use, "eval_every=6", f"eval_tasks={MINI}"
+    (home / "evaluating").unlink()
+    (home / "slow").touch()  # the whole evaluation would take half a minute
+    process = subprocess.Popen(
+        command(home, home / "signal", *keys), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, encoding="utf-8",
+    )  # fmt: skip
+    wait_for(home / "evaluating", process)
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - started < 5
+    assert process.returncode == 0, err
+    assert "ended at 6 interrupted" in out
+    assert "Traceback" not in err
+    assert records(home / "signal", "end")[-1]["status"] == "interrupted"
+    assert not records(home / "signal", "core")
+    assert not (home / "signal" / "core").exists()
+    assert newest_checkpoint(home / "signal").name == "step_00000006"
+    (home / "slow").unlink()
+    assert not train(run_of(home, "signal", *keys), quiet=True).interrupted
+    unbroken, owed = (records(w, "core") for w in (bare, home / "signal"))
+    assert list(map(timeless, owed)) == list(map(timeless, unbroken))
+
+
+def test_two_processes_log_the_record_of_one(home, trained):
+    where = home / "two"
+    shutil.copytree(trained, where)
+    shutil.rmtree(where / "core")
+    kept = [r for r in read_metrics(where / "metrics.jsonl") if r["event"] != "core"]
+    lines = "".join(json.dumps(record) + "\n" for record in kept)
+    (where / "metrics.jsonl").write_text(lines, "utf-8")  # it owes the last one
+    keys = "eval_every=2", f"eval_tasks={MINI}", "rows=1", "tokens_per_step=64"
+    done = subprocess.run(
+        command(home, where, *keys, ranks=2), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("mini CORE at step 6") == 1
+    one, two = records(trained, "core")[-1:], records(where, "core")
+    assert list(map(timeless, one)) == list(map(timeless, two))
+    one, two = (stored(w / "core" / "step_00000006") for w in (trained, where))
+    assert two["settings"]["world"] == 2
+    for label, items in one["items"].items():
+        assert choices(two["items"][label]) == choices(items)
+
+
+def choices(items):
+    return [(item["index"], item["choice"], item["correct"]) for item in items]
+
+
+def test_a_sample_of_each_task(home):
+    keys = "eval_every=6", "eval_max_per_task=5", f"eval_tasks={home / 'few'}"
+    train(run_of(home, "sample", *keys), quiet=True)
+    report = stored(home / "sample" / "core" / "step_00000006")
+    assert {(t["n"], t["of"]) for t in report["tasks"].values()} == {(5, 12)}
+    assert not report["settings"]["legacy_pool"]
+
+
+def broken(folder, home, change):
+    """Return a copy of the few tasks with one thing wrong."""
+    shutil.copytree(home / "few", folder)
+    change(folder)
+    return folder
+
+
+def forget(folder):
+    (folder / "piqa.jsonl").unlink()
+
+
+def shorten(folder):
+    path = folder / "jeopardy.jsonl"
+    path.write_text("\n".join(path.read_text("utf-8").splitlines()[:10]), "utf-8")
+
+
+def spoil(folder):
+    (folder / "winograd.jsonl").write_text('{"gold": 3}\n', "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(forget, "piqa lacks its file"), (spoil, "winograd.jsonl:1 lacks"),
+     (shorten, "jeopardy wants 10 examples .* has 10 items"), (None, "no core.yaml")],
+)  # fmt: skip
+def test_tasks_that_cannot_work_are_refused_before_the_first_step(
+    home, tmp_path, change, words, capfd
+):
+    folder = tmp_path / "tasks"
+    if change:
+        broken(folder, home, change)
+    keys = "eval_every=6", f"eval_tasks={folder}"
+    with pytest.raises(DataError, match=words) as error:
+        train(run_of(home, tmp_path / "run", *keys), quiet=True)
+    assert "\n" not in str(error.value)
+    assert not read_metrics(tmp_path / "run" / "metrics.jsonl")
+    train(
+        run_of(home, tmp_path / "run", keys[1], "stop_step=1"), quiet=True
+    )  # it is off
+    assert littlelm("eval", tmp_path / "run", "--data", folder) == 1
+    error = capfd.readouterr().err.strip()
+    assert re.search(words, error), error
+    assert "\n" not in error
+
+
+def test_a_full_disk_keeps_no_tokens_and_ends_no_run(home, tmp_path, monkeypatch):
+    (tmp_path / "core-tokens").write_text("no folder")
+    monkeypatch.setenv("LITTLELM_DATA", str(tmp_path))
+    keys = "eval_every=6", f"eval_tasks={home / 'few'}"
+    with pytest.warns(UserWarning, match="not kept in .*core-tokens"):
+        train(run_of(home, tmp_path / "run", *keys), quiet=True)
+    assert len(records(tmp_path / "run", "core")) == 1
+
+
+def test_a_long_evaluation_says_how_far_it_is(home, monkeypatch, capsys):
+    monkeypatch.setattr("littlelm_core.report.eval_progress.LINE_EVERY", 0.0)
+    keys = "eval_every=6", f"eval_tasks={home / 'few'}"
+    train(run_of(home, "spoken", *keys))
+    lines = re.findall(r"^piqa \d+/12, [\d.,]+ items/s, .* left$",
+                       capsys.readouterr().out, re.MULTILINE)  # fmt: skip
+    assert len(lines) == 12
+
+
+# ---- By the command
+
+
+def test_by_checkpoint_by_folder_and_by_name(home, trained, tmp_path, monkeypatch):
+    """Each gives what the run itself measured at that step."""
+    names = {
+        trained / "checkpoints" / "step_00000004": 4,
+        trained: 6,
+        "tiny": 6,
+    }
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, tmp_path / "runs" / "tiny")
+    for number, (name, step) in enumerate(names.items()):
+        out = tmp_path / str(number)
+        assert littlelm("eval", name, "--data", MINI, "--out", out) == 0
+        mine, logged = stored(out), stored(trained / "core" / f"step_{step:08d}")
+        assert mine["model"] == f"run, step {step}"
+        assert mine["items"] == logged["items"]
+        assert mine["core"] == logged["core"]
+        assert sorted(p.name for p in out.iterdir()) == ["report.html", "report.json"]
+    shutil.rmtree(tmp_path / "runs" / "tiny" / "core")
+    assert littlelm("eval", "tiny", "--data", home / "few") == 0
+    assert stored(tmp_path / "runs" / "tiny" / "core" / "step_00000006")
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ("", {}),
+        ("--max-per-task 5", {"max_per_task": 5}),
+        ("--context 24", {"context": 24}),
+        ("--crop plain", {"crop": "plain"}),
+        ("--crop shots", {"crop": "shots"}),
+        ("--baselines v2", {"baselines": "v2"}),
+        ("--max-per-task 11 --legacy-pool", {"max_per_task": 11, "legacy_pool": True}),
+        ("--legacy-nan", {"legacy_nan": True}),
+        ("--batch-tokens 64", {"batch_tokens": 64}),
+        ("--precision bf16", {}),
+    ],
+)
+def test_options_do_what_they_say(home, trained, tmp_path, options, keys):
+    where = ["--data", home / "few", "--out", tmp_path]
+    assert littlelm("eval", trained, *where, *options.split()) == 0
+    model, tokenizer, *_ = load_checkpoint(trained)
+    bf16 = "bf16" in options
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        wanted = evaluate(model, tokenizer, load_tasks(home / "few"), **keys)
+    wanted, got = json.loads(wanted.to_json()), stored(tmp_path)
+    for key in ("items", "settings", "mean_of_tasks", "baselines", "interval"):
+        assert got[key] == wanted[key], key
+    assert got["settings"]["dtype"] == ("bfloat16" if bf16 else "float32")
+
+
+def test_some_tasks_are_no_core(trained, tmp_path, capfd):
+    where = ["--data", MINI, "--out", tmp_path]
+    assert littlelm("eval", trained, *where, "--tasks", "jeopardy, piqa") == 0
+    assert list(stored(tmp_path)["tasks"]) == ["jeopardy", "piqa"]
+    assert stored(tmp_path)["core"] is None
+    assert "2 of 22 tasks: no mini CORE" in capfd.readouterr().out
+
+
+def test_beside_another_report(home, trained, bare, tmp_path):
+    other = bare / "core" / "step_00000006" / "report.json"
+    where = ["--data", MINI, "--out", tmp_path]
+    assert littlelm("eval", trained, *where, "--against", other) == 0
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "run, step 6" in page
+    assert f"{stored(other.parent)['core']:.4f}" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--tasks", "piqqa"], "did you mean 'piqa'?"),
+        (["--max-per-task", 0], "--max-per-task 0"),
+        (["--max-per-task", -2], "--max-per-task -2"),
+        (["--max-per-task", 3, "--legacy-pool"], "wants 10 examples"),
+        (["--context", 0], "--context 0"),
+        (["--context", 33], "made for 32"),
+        (["--crop", "bso"], "did you mean 'bos'?"),
+        (["--crop", "none"], "the context is 32"),
+        (["--baselines", "v3"], "valid: v1, v2"),
+        (["--precision", "fp8"], "valid: auto, bf16, fp32"),
+        (["--batch-tokens", 0], "--batch-tokens 0"),
+        (["--data", "nowhere"], "nowhere has no core.yaml"),
+        (["--out", "own.py"], "own.py"),
+        (["--against", "none.json"], "none.json is no report"),
+        (["--against", "own.py"], "own.py is no report"),
+        (["--against", "few"], "few is no report of littlelm eval: Is a directory"),
+        (
+            ["--against", "half.json"],
+            "half.json is no report of littlelm eval: it lacks",
+        ),
+        (["--against", "other.json"], "no task with the same data"),
+        (["--against", "new.json"], "it has the format 99"),
+    ],
+)
+def test_a_wrong_option_is_one_line(home, trained, options, words, capfd, monkeypatch):
+    monkeypatch.chdir(home)
+    report = stored(trained / "core" / "step_00000006")
+    changed = {k: {**t, "sha256": "0"} for k, t in report["tasks"].items()}
+    for name, content in (
+        ("half", {"format": 1}), ("new", {**report, "format": 99}),
+        ("other", {**report, "tasks": changed}),
+    ):  # fmt: skip
+        Path(f"{name}.json").write_text(json.dumps(content), "utf-8")
+    where = [] if "--data" in options else ["--data", "few"]
+    assert littlelm("eval", trained, *where, *options) == 1
+    error = capfd.readouterr().err
+    assert error.startswith("error: ")
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_a_wrong_command_line_is_one_line(trained, capfd):
+    for wrong in (["--max-per-task", "x"], ["--taks", "piqa"]):
+        assert littlelm("eval", trained, *wrong) == 2
+        error = capfd.readouterr().err
+        assert "littlelm eval --help shows examples" in error
+        assert error.count("\n") == 1
+
+
+def test_a_wrong_model_is_one_line(home, trained, tmp_path, capfd):
+    damaged = tmp_path / "run" / "checkpoints" / "step_00000006"
+    shutil.copytree(trained / "checkpoints" / "step_00000006", damaged)
+    with (damaged / "model.safetensors").open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\1\2\3\4")
+    half = tmp_path / "half" / "checkpoints" / "step_00000006"
+    shutil.copytree(damaged, half)
+    (half / "tokenizer.json").unlink()
+    (tmp_path / "empty").mkdir()
+    for name, words in (
+        ("tinny", "did you mean 'tiny'?"), (damaged, "damaged"), (half, "incomplete"),
+        (trained / "checkpoints" / "step_00000005", "no checkpoint"),
+        (tmp_path / "empty", "no checkpoint"), (home / "own.py", "own.py"),
+        (f"hf:{tmp_path}/nowhere", "is no folder"),
+        (f"hf:{tmp_path}/empty", "has no config.json"),
+    ):  # fmt: skip
+        assert littlelm("eval", name, "--data", MINI) == 1
+        error = capfd.readouterr().err
+        assert error.startswith("error: ")
+        assert words in error
+        assert error.count("\n") == 1
+
+
+def test_help_shows_examples(capfd):
+    assert littlelm("eval", "--help") == 0
+    out = capfd.readouterr().out
+    examples = [x for x in out.splitlines() if x.startswith(("    littlelm eval ",))]
+    assert len(examples) >= 4
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_the_output_fits_80_columns(home, trained, tmp_path, monkeypatch):
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=80, highlight=False)
+    monkeypatch.setattr("littlelm_core.cli.evaluate.console", console)
+    monkeypatch.chdir(tmp_path)
+    assert littlelm("eval", trained, "--data", MINI, "--out", "here") == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", written.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("choice" in line or " lm " in line for line in lines) >= 20
+    assert lines[-2:] == ["page:   here/report.html", "report: here/report.json"]
+
+
+# ---- A model of one's own, FP8, Hugging Face
+
+
+def test_a_model_without_hidden_or_a_cache(home, bare, tmp_path):
+    """Nor does it say its context: that is the run's."""
+    report = stored(bare / "core" / "step_00000006")
+    assert report["settings"]["context"] == 32
+    assert not report["settings"]["prefix_cache"]
+    assert littlelm("eval", bare, "--data", MINI, "--out", tmp_path) == 0
+    assert stored(tmp_path)["items"] == report["items"]
+    model, *_ = load_checkpoint(bare)
+    assert max(tokens for _, tokens in type(model).READ) <= 32
+
+
+def test_a_checkpoint_of_an_fp8_run_evaluates_in_fp32(home, tmp_path):
+    keys = "precision.use=fp8", "precision.dtype=fp32", "eval_every=6"
+    run = run_of(home, tmp_path / "run", *keys, f"eval_tasks={home / 'few'}")
+    train(run, quiet=True)
+    where = ["--data", home / "few", "--out", tmp_path / "out"]
+    assert littlelm("eval", tmp_path / "run", *where) == 0
+    assert stored(tmp_path / "out")["settings"]["dtype"] == "float32"
+    logged = stored(tmp_path / "run" / "core" / "step_00000006")
+    assert stored(tmp_path / "out")["items"] == logged["items"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A tiny random Llama with a tokenizer of single bytes, as transformers saves."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("hf") / "tiny-llama"
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    vocab = {letter: i for i, letter in enumerate(sorted(letters))}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({**vocab, "<s>": 256}, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>"
+    ).save_pretrained(folder)
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128,
+        bos_token_id=256, initializer_range=0.4,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_hugging_face_folder(home, llama, tmp_path, monkeypatch):
+    texts = {"code": ["def f(): pass\n" * 30, "x"], "docs": ["Zwölf Boxkämpfer."]}
+    monkeypatch.setattr(corpus, "domains", lambda: list(texts))
+    monkeypatch.setattr(corpus, "documents", lambda domain, split: texts[domain])
+    monkeypatch.chdir(tmp_path)
+    assert littlelm("eval", f"hf:{llama}", "--data", home / "few") == 0
+    report = stored("runs/eval-tiny-llama")
+    assert report["settings"]["context"] == 128
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(llama)
+    wanted = evaluate(model, tokenizer, load_tasks(home / "few"), prefix_cache=False)
+    for label, result in wanted.tasks.items():
+        got = choices(report["items"][label])
+        assert got == choices([item._asdict() for item in result.items])
+    # Bits per byte by hand: rows of 128, each id predicted from those before it there.
+    for domain, documents in texts.items():
+        nats = size = 0
+        for text in documents:
+            ids = torch.tensor([256, *tokenizer(text)["input_ids"]])
+            size += len(text.encode())
+            for start in range(0, len(ids) - 1, 128):
+                row = ids[start : start + 129]
+                with torch.no_grad():
+                    loss = model(row[None], labels=row[None]).loss
+                nats += float(loss) * (len(row) - 1)
+        bits = nats / math.log(2) / size
+        assert report["bits_per_byte"][domain] == pytest.approx(bits, rel=1e-5)
+
+
+def test_a_hugging_face_folder_that_is_not_whole(llama, home, tmp_path, capfd):
+    for lost, word in (("model.safetensors", "model"), ("tokenizer.json", "tokenizer")):
+        folder = tmp_path / word
+        shutil.copytree(llama, folder)
+        (folder / lost).unlink()
+        assert littlelm("eval", f"hf:{folder}", "--data", home / "few") == 1
+        error = capfd.readouterr().err.strip().splitlines()[-1]
+        assert f"its {word} does not load" in error
+
+
+# ---- Bits per byte beside it
+
+
+def test_bits_per_byte_come_from_the_log_or_are_measured(home, trained, tmp_path):
+    checkpoint = "checkpoints/step_00000006"
+    shutil.copytree(trained / checkpoint, tmp_path / checkpoint)
+    where = ["--data", home / "few", "--out", tmp_path / "out"]
+    assert littlelm("eval", tmp_path, *where) == 0
+    measured = stored(tmp_path / "out")["bits_per_byte"]
+    domains = records(trained, "validation")[-1]["domains"]  # the whole split
+    assert measured == {
+        name: pytest.approx(domains[name]["bits_per_byte"], rel=1e-5)
+        for name in ("up", "down")
+    }
+    # Two records of a step: that of the whole split comes second.
+    logged = {name: {"bits_per_byte": 1.5} for name in ("up", "down")}
+    lines = [
+        {"event": "validation", "step": 6, "domains": domains},
+        {"event": "validation", "step": 6, "domains": logged},
+        {"event": "validation", "step": 3, "domains": domains},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text, "utf-8")
+    assert littlelm("eval", tmp_path, *where) == 0
+    assert stored(tmp_path / "out")["bits_per_byte"] == {"up": 1.5, "down": 1.5}
+
+
+def test_without_the_runs_data_there_is_a_score_all_the_same(home, trained, tmp_path):
+    checkpoint = tmp_path / "checkpoints" / "step_00000006"
+    shutil.copytree(trained / "checkpoints" / "step_00000006", checkpoint)
+    shutil.move(home / "data", home / "elsewhere")
+    try:
+        where = ["--data", home / "few", "--out", tmp_path / "out"]
+        assert littlelm("eval", checkpoint, *where) == 0
+    finally:
+        shutil.move(home / "elsewhere", home / "data")
+    assert stored(tmp_path / "out")["bits_per_byte"] == {}
+
+
+# ---- Killed, gone on with, spread
+
+
+def test_killed_it_goes_on_where_it_was_or_begins_anew(
+    home, bare, tmp_path, monkeypatch, capfd
+):
+    """Ctrl-C, then a kill: no item is scored twice, the report is an unbroken one."""
+    out = tmp_path / "out"
+    options = ["--data", MINI, "--out", out, "--batch-tokens", 1]
+    start = [sys.executable, "-m", "littlelm_core", "eval", bare, *options]
+    (home / "slow").touch()
+    counts = []
+    for number, resume in ((signal.SIGINT, []), (signal.SIGKILL, ["--resume"])):
+        process = subprocess.Popen(
+            list(map(str, [*start, *resume])), stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, encoding="utf-8",
+        )  # fmt: skip
+        end = time.monotonic() + 60
+        while recorded(out / "journal").total() < sum(counts) + 5:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(number)
+        said, err = process.communicate(timeout=60)
+        counts = [recorded(out / "journal").total()]
+        if number == signal.SIGINT:
+            assert process.returncode == 130
+            assert "the same command with --resume goes on" in said
+            assert err.strip() == "error: interrupted"
+    (home / "slow").unlink()
+    assert 10 <= counts[0] < 264
+    assert not (out / "report.json").exists()
+    (out / "journal" / "mine.txt").write_text("no part of a journal")
+    shutil.copytree(out, tmp_path / "again")
+
+    judged = []
+    original = core_eval._Finish.judge
+
+    def judge(self, reader, example, by_row):
+        judged.append((self.task.label, example.index))
+        return original(self, reader, example, by_row)
+
+    monkeypatch.setattr(core_eval._Finish, "judge", judge)
+    whole = stored(bare / "core" / "step_00000006")
+    assert littlelm("eval", bare, *options, "--resume") == 0
+    assert len(judged) == len({*judged}) == 264 - counts[0]
+    assert stored(out)["items"] == whole["items"]
+    assert stored(out)["core"] == whole["core"]
+    # Its own files alone are taken away.
+    assert [p.name for p in (out / "journal").iterdir()] == ["mine.txt"]
+
+    judged.clear()
+    options[3] = tmp_path / "again"
+    assert littlelm("eval", bare, *options) == 0
+    assert len(judged) == 264
+    assert stored(tmp_path / "again")["items"] == whole["items"]
+
+    judged.clear()
+    capfd.readouterr()
+    Journal(out / "journal", "of something else").close()
+    options[3] = out
+    assert littlelm("eval", bare, *options, "--resume") == 1
+    error = capfd.readouterr().err
+    assert "is of another model, tokenizer, data or rule" in error
+    assert error.count("\n") == 1
+    assert not judged
+
+
+def test_a_journal_survives_half_lines(tmp_path):
+    book = Journal(tmp_path, "key")
+    book.add(["piqa", 3, True])
+    book.file.write('["piqa", 4, tr')
+    book.close()
+    book = Journal(tmp_path, "key")
+    assert book.records == [["piqa", 3, True]]
+    book.add(["piqa", 4, True])
+    book.close()
+    assert recorded(tmp_path) == {"piqa": 2}
+    # A file whose first line was cut has no key there; it gets one when it goes on.
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text('{"ke', "utf-8")
+    Journal(tmp_path, "key").close()
+    with pytest.raises(LittleLMError, match="another model"):
+        Journal(tmp_path, "other")
+    remove(tmp_path)
+    assert not tmp_path.exists()
+    remove(tmp_path)
+    assert recorded(tmp_path) == {}
+
+
+def test_processes_share_the_items_and_one_speaks(home, bare, tmp_path):
+    arguments = ["eval", bare, "--data", MINI, "--out", tmp_path]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    start += ["--nproc-per-node", "2", "-m", "littlelm_core", *arguments]
+    done = subprocess.run(list(map(str, start)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("report.json") == 1
+    assert done.stdout.count("on cpu: 264 items") == 1
+    report, alone = stored(tmp_path), stored(bare / "core" / "step_00000006")
+    assert report["settings"]["world"] == 2
+    for label, items in alone["items"].items():
+        assert choices(report["items"][label]) == choices(items)
+    assert not (tmp_path / "journal").exists()
+
+
+# ---- How far it is
+
+
+class Clock:
+    """A time that passes when it is told."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr("littlelm_core.report.eval_progress.time", found)
+    return found
+
+
+def test_in_a_pipe_a_line_every_ten_seconds(home, clock, capsys):
+    tasks = [task for task in load_tasks(home / "few") if task.label == "piqa"]
+    with EvalProgress(tasks, None) as progress:
+        for _ in range(12):
+            clock.now += 4
+            progress("piqa", 1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "piqa 3/12, 0.2 items/s, 36 s left", "piqa 6/12, 0.2 items/s, 24 s left",
+        "piqa 9/12, 0.2 items/s, 12 s left", "piqa 12/12, 0.2 items/s, 0 s left",
+    ]  # fmt: skip
+
+
+def test_what_is_known_takes_no_time(home, clock, capsys):
+    tasks = [task for task in load_tasks(home / "few") if task.label == "piqa"]
+    with EvalProgress(tasks, 10, share=2, known={"piqa": 4}) as progress:
+        for _ in range(2):  # this process's share of what is known
+            progress("piqa", 1)
+        clock.now += 12
+        progress("piqa", 1)  # two items in twelve seconds; four are left
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "piqa 6/10, 0.2 items/s, 24 s left"
+
+
+def test_a_bar_in_a_terminal_and_nothing_when_quiet(home, clock, monkeypatch, capsys):
+    tasks = load_tasks(home / "few")
+    with EvalProgress(tasks, None, quiet=True) as progress:
+        clock.now += 50
+        progress("piqa", 1)
+    assert progress.bar is None
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(Console, "is_terminal", True)
+    with EvalProgress(tasks, None) as progress:
+        for label in FEW:
+            progress(label, 12)
+        (task,) = progress.bar.tasks
+        assert task.finished
+        assert task.description.startswith(f"{FEW[-1]} 12/12")
