@@ -3,13 +3,30 @@
 LITTLELM_TEST_DEVICE=cpu runs the same tests on the CPU, to check the tests themselves.
 """
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
+from small_runs import prepare_letters, run_of, write_run
 
+from littlelm_core import cli
 from littlelm_core.attention import Attention, rope_table
 from littlelm_core.config import ConfigError
+from littlelm_core.core_eval import (
+    MARGINS,
+    Reader,
+    Rules,
+    Text,
+    crop,
+    encode,
+    evaluate,
+    judge,
+    load_tasks,
+    score_alone,
+    spread,
+)
 from littlelm_core.fp8 import (
     E4M3,
     E5M2,
@@ -23,6 +40,9 @@ from littlelm_core.fp8 import (
 )
 from littlelm_core.generate import generate
 from littlelm_core.model import LanguageModel, ModelConfig, linear_cross_entropy
+from littlelm_core.report.evaluation import precision_context
+from littlelm_core.tokenizer import Tokenizer
+from littlelm_core.trainer import multiplies_bf16, train
 
 DEVICE = os.environ.get("LITTLELM_TEST_DEVICE", "cuda")
 pytestmark = pytest.mark.skipif(
@@ -184,3 +204,72 @@ def test_fp8_by_torchao(recipe):
     ids_BT, targets_BT = torch.randint(130, (2, 2, 48), device=DEVICE)
     torch.compile(model.loss)(ids_BT[:, :32], targets_BT[:, :32]).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+MINI = Path(__file__).parents[2] / "data" / "mini_core"
+
+
+def one_at_a_time(model, tokenizer, tasks):
+    """Return {label: items} of score_alone: a pass and all logits for each item."""
+    reader, text = Reader(model), Text(tokenizer)
+    rules = Rules(reader.context)
+    found = {}
+    for task in tasks:
+        examples = [crop(e, rules.context) for e in encode(task, text, rules)]
+        found[task.label] = [
+            judge(task, example, spread(example, score_alone(reader, example)))
+            for example in examples
+        ]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+@pytest.mark.parametrize("window", [None, 40])
+def test_core_read_fast_equals_core_read_item_by_item(kind, window):
+    """All kinds of task; what hangs on rounding was read alone, and is not most."""
+    keys = {"vocab_size": 260, "context": 256, "window": window}
+    model = small_model(**keys).to(DEVICE).eval()
+    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
+    tasks = load_tasks(MINI)
+    with precision_context(kind, torch.device(DEVICE)):
+        wanted = one_at_a_time(model, tokenizer, tasks)
+        fast = evaluate(model, tokenizer, tasks)
+        small = evaluate(model, tokenizer, tasks, batch_tokens=600, prefix_cache=False)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
+    settled = 0
+    for report in (fast, small):
+        assert report.settings["dtype"] == str(dtype).removeprefix("torch.")
+        for label, result in report.tasks.items():
+            settled += result.count("settled")
+            for item, alone in zip(result.items, wanted[label], strict=True):
+                where = f"{label}, item {item.index}"
+                assert item[1:3] == alone[1:3], where  # whether right, and the choice
+                for score, other in zip(item.scores, alone.scores, strict=True):
+                    assert score == pytest.approx(other, abs=MARGINS[dtype]), where
+    assert settled < 0.3 * 2 * 264
+    tokens = fast.to_dict()["tokens"]
+    assert tokens["run"] < 0.9 * tokens["alone"]
+
+
+def test_core_of_a_run_on_this_device(tmp_path, monkeypatch):
+    """The run, the command and both precisions; auto takes bf16 on a GPU alone."""
+    monkeypatch.setenv("LITTLELM_DATA", str(tmp_path / "prepared"))
+    prepare_letters(tmp_path, {"up": ("ABCD ", 20)})
+    write_run(tmp_path, "steps = 6", "rows = 2", 'loader.rest = "keep"')
+    keys = "eval_every=6", f"eval_tasks={MINI}"
+    train(run_of(tmp_path, "run", *keys), quiet=True)
+    found = {}
+    for kind in ("auto", "fp32", "bf16"):
+        arguments = ["eval", tmp_path / "run", "--data", MINI, "--precision", kind]
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([str(a) for a in (*arguments, "--out", tmp_path / kind)])
+        assert stopped.value.code == 0
+        found[kind] = json.loads((tmp_path / kind / "report.json").read_text("utf-8"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    auto = "bf16" if device.type == "cuda" and multiplies_bf16(device) else "fp32"
+    assert found["auto"]["items"] == found[auto]["items"]
+    logged = tmp_path / "run" / "core" / "step_00000006" / "report.json"
+    logged = json.loads(logged.read_text("utf-8"))  # the run is in fp32
+    for label, items in found["fp32"]["items"].items():
+        for item, other in zip(items, logged["items"][label], strict=True):
+            assert item["choice"] == other["choice"]
