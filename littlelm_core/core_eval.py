@@ -541,11 +541,18 @@ def judge(
 MARGINS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def is_close(task: Task, scores: Sequence[Score], margin: float) -> bool:
+def is_close(
+    task: Task, example: Example, scores: Sequence[Score], margin: float
+) -> bool:
     """Whether rounding might change an item's answer."""
     if task.kind == "language_modeling":
         return abs(scores[0].lead) <= margin
-    losses = sorted({s.loss for s in scores if math.isfinite(s.loss)})
+    # Unlike rows of one loss are close too: another order of the sums may part them.
+    by_row = {
+        (row.ids.tobytes(), row.start): score.loss
+        for row, score in zip(example.rows, scores, strict=True)
+    }
+    losses = sorted(loss for loss in by_row.values() if math.isfinite(loss))
     return len(losses) > 1 and losses[1] - losses[0] <= margin
 
 
@@ -1204,7 +1211,7 @@ class _Finish:
         missing = Score(math.nan, math.nan)
         scores = [by_row.get(r, missing) for r in range(len(example.rows))]
         scores = spread(example, scores)
-        settled = is_close(self.task, scores, self.margin)
+        settled = is_close(self.task, example, scores, self.margin)
         if settled:
             scores = spread(example, score_alone(reader, example))
             self.run += sum(len(row.ids) for row in example.rows)
