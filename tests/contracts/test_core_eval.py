@@ -581,18 +581,24 @@ def test_a_choice_without_a_token_of_its_own_cannot_win(part):
         {"query": "a", "choices": ["b", "bc"], "gold": 0},
         {"query": "a", "choices": ["bc", "b"], "gold": 1},
         {"query": "a", "choices": ["bd", "b", "bc"], "gold": 0},
+        {"query": "a", "choices": ["d", "d"], "gold": 0},
     ]
     spec = _spec(MC, records)
     for legacy in (False, True):
         result, items = _one(part, model, tokenizer, spec, legacy_nan=legacy)
-        assert result.no_score == 3, f"{result.no_score} of 3 lack a score"
+        assert result.n == 4, f"{result.n} of 4 items were scored"
+        assert result.no_score == 4, f"{result.no_score} of 4 lack a score"
         for record, item in zip(_records(spec), items, strict=True):
+            told = f"legacy_nan={legacy}: of {record['choices']} it chose {item.choice}"
+            if record["choices"] == ["d", "d"]:
+                assert item.scores == (None, None), f"{record}: {item.scores}"
+                assert item.choice == 0, told
+                continue
             at = record["choices"].index("b")
             assert item.scores[at] is None, f"{record['choices']}: {item.scores}"
-            wins = item.choice == at
-            assert wins == (legacy and at == 0), (
-                f"legacy_nan={legacy}: of {record['choices']} it chose {item.choice}"
-            )
+            best = min(s for s in item.scores if s is not None)
+            wins = 0 if legacy and at == 0 else item.scores.index(best)
+            assert item.choice == wins, told
 
 
 # ---- Ties, NaN, ids that are none
@@ -612,6 +618,17 @@ def test_equal_losses_go_to_the_first_and_are_counted(part):
         first = record["choices"].index("d") if "d" in record["choices"] else 0
         assert item.choice == first, f"{record['choices']}: it chose {item.choice}"
     assert result.ties == 2, f"2 items have two best choices, {result.ties} are counted"
+
+
+def test_of_equal_tokens_the_lowest_id_is_the_best(part):
+    tokenizer = Pieces()
+    model = _known(tokenizer, a={"c": 0.3, "b": 0.3, "d": 0.3})
+    records = [{"context": "a", "continuation": c} for c in "bcd"]
+    spec = _spec(LM, records, 0, "")
+    _, items = _one(part, model, tokenizer, spec)
+    right = {r["continuation"]: i.correct
+             for r, i in zip(_records(spec), items, strict=True)}  # fmt: skip
+    assert right == {"b": True, "c": False, "d": False}, f"of three equals: {right}"
 
 
 def test_identical_choices_have_identical_scores(part):
@@ -709,6 +726,26 @@ def test_accuracy_is_centered_by_each_task_and_core_is_the_plain_mean(part):
                 assert low < mean < high, f"{mean:.3f} is not in {low:.3f}..{high:.3f}"
 
 
+def test_the_score_without_what_was_cut(part):
+    """Two of four items fit; of the second task none does."""
+    tokenizer = Pieces()
+    model = _known(tokenizer, a={"b": 0.6, "c": 0.2})
+    asked = (("a", 0), ("a", 1), ("xxxxa", 0), ("xxxxa", 0))
+    records = [{"query": q, "choices": ["b", "c"], "gold": g} for q, g in asked]
+    long = [{**r, "query": "xxxxa"} for r in records]
+    specs = [_spec(MC, records, 0, "", "some", 20, 40),
+             _spec(MC, long, 0, "", "none", 10, 30)]  # fmt: skip
+    for table, chance in (("v1", 0.2), ("v2", 0.4)):
+        report = part(model, tokenizer, _load(*specs), context=4, baselines=table)
+        facts = report.to_dict()
+        some, none = facts["tasks"]["some"], facts["tasks"]["none"]
+        assert (some["n_uncropped"], some["accuracy_uncropped"]) == (2, 0.5), some
+        assert (none["n_uncropped"], none["accuracy_uncropped"]) == (0, None), none
+        expected = (0.5 - chance) / (1 - chance)
+        got = facts["core_uncropped"]
+        assert abs(got - expected) < 1e-9, f"by {table} it is {expected}, not {got}"
+
+
 def test_core_is_of_all_tasks_or_not_said(part):
     tokenizer, tasks = Pieces(), _load(*_suite(22))
     for some, whole in ((tasks, True), (tasks[:21], False), (tasks[3:4], False)):
@@ -768,6 +805,34 @@ def test_the_size_of_a_batch_and_the_prefix_cache_change_nothing(part):
                 what = f"batch_tokens={batch_tokens}, prefix_cache={cache}"
                 for spec, each in zip(specs, expected, strict=True):
                     _agree(report, spec, each, what)
+
+
+class Rounding(Bigram):
+    """Sums in another order for another shape of the batch, as real kernels do."""
+
+    def forward(self, ids_BT):
+        logits_BTV = super().forward(ids_BT)
+        turn = 7.0 * ids_BT.shape[0] + 13.0 * ids_BT.shape[1]
+        places_V = torch.arange(logits_BTV.shape[-1])
+        return logits_BTV + 1e-5 * torch.sin(turn * places_V)
+
+
+def test_rounding_decides_nothing(part):
+    """Options that are equal but for rounding: the answer is that of one reading."""
+    tokenizer = Pieces()
+    equal = dict.fromkeys("bcdef", 0.19)
+    model = Rounding(_known(tokenizer, a=equal, g=equal).table_VV.data.exp())
+    ends = [{"query": "a" * n + "ga"[n % 2], "choices": [*"fedcb"], "gold": n % 5}
+            for n in range(1, 9)]  # fmt: skip
+    words = [{"context": "a" * n, "continuation": "bcdef"[n % 5]} for n in range(1, 9)]
+    tasks = _load(_spec(MC, ends, 1, ""), _spec(LM, words, 1, ""))
+    found = [
+        [(i.choice, i.correct) for r in report.tasks.values() for i in r.items]
+        for report in (
+            part(model, tokenizer, tasks, batch_tokens=size) for size in (1, 40, 9999)
+        )
+    ]
+    assert found[0] == found[1] == found[2], "the size of a batch decides answers"
 
 
 def test_any_number_of_ranks_scores_every_item_once(part):

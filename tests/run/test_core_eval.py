@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -21,15 +22,20 @@ from littlelm_core.check import load_contract
 from littlelm_core.config import ConfigError, DataError, LittleLMError
 from littlelm_core.core_eval import (
     EvaluationStopped,
+    Example,
     Reader,
+    Row,
     Rules,
+    Score,
     Text,
     crop,
     encode,
     evaluate,
+    is_close,
     judge,
     load_tasks,
     merge,
+    packed,
     prompts,
     score_alone,
     shots_of,
@@ -270,6 +276,42 @@ def test_no_call_holds_more_than_batch_tokens_or_a_chunk_of_logits(monkeypatch, 
         assert max(rows for rows, _ in sizes) > 8, "rows are not read together"
     wanted = sum(r.logits for r in report.tasks.values())
     assert sum(logits) == wanted, f"{sum(logits)} positions, {wanted} are reported"
+
+
+def test_rows_are_packed_within_the_limit_and_with_little_padding():
+    draw = random.Random(0)
+    for _ in range(300):
+        high, count = draw.choice([3, 40, 900]), draw.randint(1, 60)
+        sizes = [draw.randint(1, high) for _ in range(count)]
+        prefix, limit = draw.choice([0, 17, 300]), draw.choice([1, 100, 4000])
+        groups = list(packed(sizes, prefix, limit))
+        assert sorted(i for group, _ in groups for i in group) == [*range(count)]
+        for group, longest in groups:
+            real = sum(sizes[i] for i in group)
+            assert longest == max(sizes[i] for i in group)
+            assert len(group) == 1 or len(group) * (prefix + longest) <= limit
+            assert len(group) * longest - real <= max(real / 8, 64), group
+
+
+def test_unlike_rows_of_one_loss_are_close_and_like_ones_are_one():
+    def close(kind, ids, losses, margin=1e-4):
+        rows = tuple(Row(np.array(i, dtype=np.int32), 1) for i in ids)
+        scores = [Score(loss, loss) for loss in losses]
+        (task,) = rules._load(rules._spec(kind, rules._marked(1), label="one"))
+        return is_close(task, Example(0, rows), scores, margin)
+
+    a, b, c = [9, 1], [9, 2], [9, 3]
+    nan = float("nan")
+    for losses, expected in (
+        ((1.0, 1.0, 2.0), True),
+        ((1.0, 1.00009, 2.0), True),
+        ((1.0, 1.0002, 1.0002), False),
+        ((nan, 1.0, 2.0), False),
+        ((nan, 1.0, 1.0), True),
+    ):
+        assert close(rules.MC, (a, b, c), losses) is expected, losses
+    assert not close(rules.MC, (a, a, c), (1.0, 1.0, 2.0)), "one choice twice"
+    assert not close(rules.MC, (a, a), (1.0, 1.0)), "one choice twice"
 
 
 def test_a_shared_story_and_shared_examples_are_read_once():

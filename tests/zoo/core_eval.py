@@ -287,6 +287,15 @@ def each_for_itself(example, scores):
     return [s._replace(loss=s.loss + 1e-7 * n) for n, s in enumerate(scores)]
 
 
+def any_of_equals(logits_NV, targets_N, leads):
+    """Calls a token the best that no other one beats."""
+    losses_N, leads_N = LOSSES_AND_LEADS(logits_NV, targets_N, leads)
+    return losses_N, leads_N.where(leads_N < -1e-30, leads_N.abs())
+
+
+LOSSES_AND_LEADS = ours.losses_and_leads
+
+
 # ---- Reading
 
 
@@ -353,6 +362,14 @@ class NotCentered(CoreReport):
 
     def core_by(self, table):
         return sum(r.accuracy for r in self.tasks.values()) / len(self.tasks)
+
+
+class CutByV1(CoreReport):
+    """Has one table for what was cut."""
+
+    @property
+    def uncropped(self):
+        return CoreReport.uncropped.fget(mock.Mock(tasks=self.tasks, baselines="v1"))
 
 
 class AnyTasks(CoreReport):
@@ -516,6 +533,18 @@ ZOO = {
     ),
     "the cache is one position off": (wrong(Reader=OffByOne), EVERY_WAY),
     "all rows behind the first prefix": (wrong(Reader=FirstRow), EVERY_WAY),
+    "rounding decides": (
+        wrong(is_close=lambda *_: False),
+        "test_rounding_decides_nothing",
+    ),
+    "the highest of equal ids is the best": (
+        wrong(losses_and_leads=any_of_equals),
+        "test_of_equal_tokens_the_lowest_id_is_the_best",
+    ),
+    "what was cut is centered by v1": (
+        wrong(CoreReport=CutByV1),
+        "test_the_score_without_what_was_cut",
+    ),
     "ranks lose the rest": (wrong(Work=LosesTheRest), RANKS),
     "every rank does all": (wrong(Work=AllForEach), RANKS),
     "items numbered by each rank": (wrong(first_items_of_the_rest), RANKS),
