@@ -19,6 +19,7 @@ Shapes: B rows, T tokens, L tokens of a shared prefix, N scored positions, C wid
 the model, V vocabulary.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -43,7 +44,6 @@ from littlelm_core.model import CHUNK_LOGITS
 from littlelm_core.report.core_dict import (
     core_dict,
     core_notes,
-    data_digest,
     digest_of,
     table_digest,
 )
@@ -118,6 +118,11 @@ class Task:
     suite: str = "CORE"
     published: bool | None = None
     listed: int = 1
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A SHA-256 of the items, which may be only some of the file's."""
+        return digest_of(self.items)
 
     def centered(self, accuracy: float, table: str = "v1") -> float:
         """Return the share of the way from chance (0) to perfect (1)."""
@@ -367,7 +372,7 @@ def encoded(task: Task, text: Text, rules: Rules, folder: Path | None) -> list[E
         return encode(task, text, rules)
     shots = (rules.context, rules.crop) if rules.crop == "shots" else ()
     key = digest_of(
-        text.fingerprint, text.bos, task.sha256, task.kind, task.shots, task.delimiter,
+        text.fingerprint, text.bos, task.digest, task.kind, task.shots, task.delimiter,
         rules.count(task), rules.pool(task), len(task.items), shots,
     )[:16]  # fmt: skip
     path = Path(folder) / f"{task.label}-{key}.npz"
@@ -1044,7 +1049,8 @@ def evaluate(
     book, done = None, {task.label: {} for task in tasks}
     if journal is not None:
         depends = weights_digest(model), text.fingerprint, rules, str(dtype)
-        key = digest_of(*depends, data_digest(tasks), table_digest(tasks))
+        items = sorted((task.label, task.digest) for task in tasks)
+        key = digest_of(*depends, items, table_digest(tasks))
         book = Journal(journal, key, rank)
         for label, index, right, choice, losses, *flags in book.records:
             done[label][index] = Item(index, right, choice, tuple(losses), *flags)
