@@ -12,6 +12,7 @@ import math
 import random
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -877,6 +878,12 @@ def test_stored_tokens_are_those_of_the_same_tokenizer_and_rules(part):
         got = part(model, tokenizer, _load(*changed), token_cache=Path(folder))
         for spec in changed:
             _agree(got, spec, _read(spec, model, tokenizer), "another delimiter")
+        for half in (slice(0, 4), slice(4, 8)):
+            (task, *_) = _load(*specs)
+            some = [replace(task, items=task.items[half])]
+            got = part(model, tokenizer, some, token_cache=Path(folder))
+            fresh = part(model, tokenizer, some)
+            assert _items(got) == _items(fresh), "tokens of other items of the file"
 
 
 def test_the_model_is_read_as_it_predicts_and_left_as_it_was(part):

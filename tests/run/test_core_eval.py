@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -229,6 +230,7 @@ def test_a_journal_of_anything_else_is_refused(tmp_path):
         "tokenizer": (model, other, tasks, {}),
         "table": (model, tokenizer, changed, {}),
         "data": (model, tokenizer, rules._load(*rules._drawn(7)), {}),
+        "half": (model, tokenizer, [replace(t, items=t.items[1:]) for t in tasks], {}),
         "context": (model, tokenizer, tasks, {"context": 40}),
         "rule": (model, tokenizer, tasks, {"legacy_nan": True}),
         "sample": (model, tokenizer, tasks, {"max_per_task": 3}),

@@ -219,6 +219,12 @@ def stored_without_delimiter(task, text, rules, folder):
         return ENCODED(replace(task, delimiter="", shots=0), text, rules, folder)
 
 
+def stored_by_file(task, text, rules, folder):
+    """Keeps tokens by the file that the items are from, whichever they are."""
+    task.__dict__["digest"] = task.sha256
+    return ENCODED(task, text, rules, folder)
+
+
 # ---- Scores and answers
 
 JUDGE = ours.judge
@@ -549,6 +555,7 @@ ZOO = {
     "every rank does all": (wrong(Work=AllForEach), RANKS),
     "items numbered by each rank": (wrong(first_items_of_the_rest), RANKS),
     "tokens stored by the task's name": (wrong(encoded=stored_by_label), STORED),
+    "tokens stored by the file": (wrong(encoded=stored_by_file), STORED),
     "tokens stored without the delimiter": (
         wrong(encoded=stored_without_delimiter),
         STORED,
