@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from littlelm_core.cli.frame import app, console
-from littlelm_core.config import ConfigError, nearest
 
 
 @app.command("eval")
@@ -122,6 +121,8 @@ def evaluate(
                 journal=journal,
                 progress=progress,
             )
+        if first:  # a minute, for a large model on a CPU
+            progress.say("bits per byte of validation text")
         with numbers:
             bits = subject.bits()
         if not first:
@@ -146,12 +147,16 @@ def _announce(name: str, tasks: Sequence[Any], most: int | None, device: Any) ->
 
 
 def _check_word(option: str, value: str, valid: Sequence[str]) -> None:
+    from littlelm_core.config import ConfigError, nearest
+
     if value not in valid:
         raise ConfigError(f"{option} {value!r}{nearest(value, valid)}")
 
 
 def _limit(option: str, value: int) -> int | None:
     """Return a number, None for -1."""
+    from littlelm_core.config import ConfigError
+
     if value < 1 and value != -1:
         raise ConfigError(f"{option} {value} must be at least 1, or -1 for none")
     return None if value == -1 else value

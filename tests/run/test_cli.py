@@ -16,7 +16,7 @@ from littlelm_core import cli
 from littlelm_core.config import load_run
 
 COMMANDS = (
-    ["doctor"], ["train"], ["generate"], ["practice"], ["check"], ["bench"],
+    ["doctor"], ["train"], ["eval"], ["generate"], ["practice"], ["check"], ["bench"],
     ["data", "prepare"], ["book", "export"], ["book", "execute"], ["book", "check"],
     ["book", "build"],
 )  # fmt: skip

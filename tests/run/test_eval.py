@@ -412,7 +412,7 @@ def test_beside_another_report(home, trained, bare, tmp_path):
         (["--max-per-task", 0], "--max-per-task 0"),
         (["--max-per-task", -2], "--max-per-task -2"),
         (["--max-per-task", 3, "--legacy-pool"], "wants 10 examples"),
-        (["--context", 0], "--context 0"),
+        (["--context", 0], "--context 0 must be"),
         (["--context", 33], "made for 32"),
         (["--crop", "bso"], "did you mean 'bos'?"),
         (["--crop", "none"], "the context is 32"),
@@ -420,7 +420,7 @@ def test_beside_another_report(home, trained, bare, tmp_path):
         (["--precision", "fp8"], "valid: auto, bf16, fp32"),
         (["--batch-tokens", 0], "--batch-tokens 0"),
         (["--data", "nowhere"], "nowhere has no core.yaml"),
-        (["--out", "own.py"], "own.py"),
+        (["--out", "own.py"], "own.py/journal: "),
         (["--against", "none.json"], "none.json is no report"),
         (["--against", "own.py"], "own.py is no report"),
         (["--against", "few"], "few is no report of littlelm eval: Is a directory"),
@@ -443,10 +443,13 @@ def test_a_wrong_option_is_one_line(home, trained, options, words, capfd, monkey
         Path(f"{name}.json").write_text(json.dumps(content), "utf-8")
     where = [] if "--data" in options else ["--data", "few"]
     assert littlelm("eval", trained, *where, *options) == 1
-    error = capfd.readouterr().err
+    out, error = capfd.readouterr()
     assert error.startswith("error: ")
     assert words in error
     assert error.count("\n") == 1
+    # Most are refused before the model is loaded, and all before a table is printed.
+    asks_the_model = "the context is", "made for", "own.py/journal"
+    assert out.count("\n") == any(word in error for word in asks_the_model)
 
 
 def test_a_wrong_command_line_is_one_line(trained, capfd):
