@@ -467,12 +467,12 @@ def score_alone(reader: Reader, example: Example) -> list[Score]:
         ids[: len(row.ids)] = torch.from_numpy(row.ids)
     ids_BT = ids_BT.to(reader.device)
     streams_BTC = reader.streams(ids_BT)
-    logits_BTV = reader.logits(streams_BTC.flatten(0, 1)).unflatten(0, ids_BT.shape)
     found = []
-    for ids, logits_TV, row in zip(ids_BT, logits_BTV, example.rows, strict=True):
+    for ids, streams_TC, row in zip(ids_BT, streams_BTC, example.rows, strict=True):
         if not row.scored:
             found.append(Score(math.nan, math.nan))
             continue
+        logits_TV = reader.logits(streams_TC)
         scored = slice(row.start, len(row.ids))
         before = slice(row.start - 1, len(row.ids) - 1)  # logits predict the next id
         loss, lead = losses_and_leads(logits_TV[before], ids[scored], leads=True)
@@ -1154,9 +1154,12 @@ def _check(
         raise ConfigError(f"batch_tokens = {batch_tokens} must be at least 1")
     if not 0 <= rank < world:
         raise ConfigError(f"rank = {rank} of {world}: ranks count from 0")
+    labels = [task.label for task in tasks]
     for task in tasks:
         if not task.items:
             raise DataError(f"{task.label} has no item")
+        if labels.count(task.label) > 1:
+            raise ConfigError(f"{task.label} is given twice: a report goes by labels")
 
 
 def _fitted(reader: Reader, task: Task, example: Example, rules: Rules) -> Example:

@@ -770,6 +770,8 @@ def test_a_task_without_items_is_refused(part):
                        "an empty task")  # fmt: skip
     assert "task1" in message, f"the task is not named: {message}"
     _refused(lambda: part(_random_bigram(tokenizer), tokenizer, []), "no task at all")
+    twice = [*_load(*_suite(2)), *_load(*_suite(1))]
+    _refused(lambda: part(_random_bigram(tokenizer), tokenizer, twice), "a task twice")
 
 
 def test_the_report_names_data_and_table_by_their_hashes(part):
