@@ -52,7 +52,7 @@ def evaluate(
         bool, typer.Option("--legacy-nan", help="A first choice without a token wins.")
     ] = False,
     precision: Annotated[
-        str, typer.Option(help="auto, fp32 or bf16, as precision.dtype of a run.")
+        str, typer.Option(help="fp32, bf16, or auto: bf16 on a GPU that has it.")
     ] = "auto",
     batch_tokens: Annotated[
         int, typer.Option(help="Tokens in memory at a time; -1: by device.")
@@ -65,6 +65,7 @@ def evaluate(
 
     Without the real files (littlelm data prepare core) it runs on mini CORE, which
     comes with the course and is not CORE. Under torchrun each process takes a share.
+    The report of a part (--tasks, --max-per-task) has a folder of its own, part.
 
     \b
     Examples:
@@ -93,7 +94,9 @@ def evaluate(
     with evaluation.processes() as world:
         first = world.rank == 0
         subject = evaluation.load_subject(model, world)
-        folder = out or subject.folder
+        # A quick look leaves the report, and the journal, of the whole as they are.
+        part = "part" if tasks or most else ""
+        folder = out or subject.folder / part
         journal = folder / "journal"
         if first and not resume:
             remove(journal)

@@ -355,9 +355,16 @@ def test_by_checkpoint_by_folder_and_by_name(home, trained, tmp_path, monkeypatc
         assert mine["items"] == logged["items"]
         assert mine["core"] == logged["core"]
         assert sorted(p.name for p in out.iterdir()) == ["report.html", "report.json"]
-    shutil.rmtree(tmp_path / "runs" / "tiny" / "core")
+    folder = tmp_path / "runs" / "tiny" / "core" / "step_00000006"
+    shutil.rmtree(folder.parent)
     assert littlelm("eval", "tiny", "--data", home / "few") == 0
-    assert stored(tmp_path / "runs" / "tiny" / "core" / "step_00000006")
+    whole = (folder / "report.json").read_bytes()
+    Journal(folder / "journal", "of a killed evaluation").close()
+    for quick in (["--tasks", "piqa"], ["--max-per-task", 2]):
+        assert littlelm("eval", "tiny", "--data", home / "few", *quick) == 0
+        assert stored(folder / "part")["items"].keys() <= {*FEW}
+        assert (folder / "report.json").read_bytes() == whole
+        assert (folder / "journal" / "rank-0.jsonl").exists()
 
 
 @pytest.mark.parametrize(
