@@ -170,10 +170,26 @@ def test_a_cache_is_divided_without_harm_to_the_prefix():
             )
 
 
+def test_a_cache_that_errs_in_silence_is_not_used(monkeypatch):
+    """As one that reorders keys and values, but not the state beside them."""
+    assert hasattr(CausalLM(_model("llama")), "make_cache")
+    right = transformers.DynamicCache.reorder_cache
+    monkeypatch.setattr(
+        transformers.DynamicCache,
+        "reorder_cache",
+        lambda self, rows: right(self, rows * 0),
+    )
+    model = CausalLM(_model("llama"))
+    assert not hasattr(model, "make_cache")
+    assert not Reader(model).caches
+
+
 def test_a_plain_model_of_transformers_will_do(tasks, tokenizer):
     """And it comes back as it was: its mode, its own forward."""
     model = _model("gemma2").train()
     before = model.model.forward
+    assert CausalLM(model).training
+    assert model.model.training
     report = evaluate(model, tokenizer, tasks[:1], max_per_task=2)
     assert report.tasks[tasks[0].label].n == 2
     assert model.training
