@@ -405,7 +405,9 @@ class Reader:
         self.context: int | None = getattr(cfg, "context", None)
         self.vocab_size: int | None = getattr(cfg, "vocab_size", None)
         self.splits = hasattr(model, "hidden") and hasattr(model, "logits")
-        self.caches = hasattr(model, "make_cache")
+        # An own model's cache may know nothing of rows that go on from one another.
+        layers = model.make_cache(1, 2) if hasattr(model, "make_cache") else ()
+        self.caches = bool(layers) and all(hasattr(x, "select") for x in layers)
 
     def streams(self, ids_BT: Tensor, cache: Any = None) -> Tensor:
         """Return what `logits` reads, B x T x C (the logits, if there is no such)."""

@@ -409,7 +409,8 @@ class LanguageModel(nn.Module):
         cfg, weight = self.cfg, self.embedding.weight
         if not 1 <= length <= cfg.context:
             raise LittleLMError(
-                f"a cache of {length} tokens: the context is {cfg.context}"
+                f"a cache of {length} tokens: the context is {cfg.context}; cut the "
+                "text or raise model.context"
             )
         if dtype is None:
             kind = weight.device.type
