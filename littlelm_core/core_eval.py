@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from littlelm_core.config import ConfigError, DataError, LittleLMError, nearest
@@ -437,32 +438,20 @@ class Score(NamedTuple):
     """One row: the mean loss of its scored tokens in nats, and their least lead.
 
     loss: NaN where no token is scored. lead: by how much the least certain scored token
-    beats (or, below 0, is beaten by) every other id, in logits.
+    beats (or, below 0, is beaten by) every other id, in logits; read alone, 1 or -1.
     """
 
     loss: float
     lead: float
 
 
-def losses_and_leads(
-    logits_NV: Tensor, targets_N: Tensor, leads: bool
-) -> tuple[Tensor, Tensor]:
-    """Return (loss_N, lead_N) of targets; without `leads` the second is the first."""
-    at_N1 = logits_NV.gather(1, targets_N[:, None])
-    losses_N = logits_NV.logsumexp(-1) - at_N1[:, 0]
-    if not leads:
-        return losses_N, losses_N
-    others_NV = logits_NV.scatter(1, targets_N[:, None], -math.inf)
-    best_N, id_N = others_NV.max(-1)
-    leads_N = at_N1[:, 0] - best_N
-    # Of equal logits the lowest id is the argmax.
-    behind_N = (leads_N == 0) & (id_N < targets_N)
-    return losses_N, leads_N.masked_fill(behind_N, -torch.finfo(torch.float32).tiny)
-
-
 @torch.inference_mode()
 def score_alone(reader: Reader, example: Example) -> list[Score]:
-    """Score an item as one reads the rules: its rows, padded, with all their logits."""
+    """Score an item as one reads the rules, and as the reference harness does it.
+
+    All rows padded to one length, loss and argmax at every position, and of these what
+    was asked for. The lead is 1 where every scored token is the argmax, else -1.
+    """
     longest = max(len(row.ids) for row in example.rows)
     ids_BT = torch.zeros(len(example.rows), longest, dtype=torch.int64)
     for ids, row in zip(ids_BT, example.rows, strict=True):
@@ -474,11 +463,12 @@ def score_alone(reader: Reader, example: Example) -> list[Score]:
         if not row.scored:
             found.append(Score(math.nan, math.nan))
             continue
-        logits_TV = reader.logits(streams_TC)
-        scored = slice(row.start, len(row.ids))
-        before = slice(row.start - 1, len(row.ids) - 1)  # logits predict the next id
-        loss, lead = losses_and_leads(logits_TV[before], ids[scored], leads=True)
-        found.append(Score(float(loss.double().mean()), float(lead.min())))
+        logits_TV = reader.logits(streams_TC)[:-1]  # row t predicts the id at t + 1
+        losses_T = F.cross_entropy(logits_TV, ids[1:], reduction="none")
+        right_T = logits_TV.argmax(-1) == ids[1:]
+        scored = slice(row.start - 1, len(row.ids) - 1)
+        lead = 1.0 if right_T[scored].all() else -1.0
+        found.append(Score(float(losses_T[scored].double().mean()), lead))
     return found
 
 
@@ -725,6 +715,18 @@ def packed(
         real += sizes[i]
     if group:
         yield group, sizes[group[0]]
+
+
+def losses_and_leads(
+    logits_NV: Tensor, targets_N: Tensor, leads: bool
+) -> tuple[Tensor, Tensor]:
+    """Return (loss_N, lead_N) of targets; without `leads` the second is the first."""
+    losses_N = F.cross_entropy(logits_NV, targets_N, reduction="none")
+    if not leads:
+        return losses_N, losses_N
+    at_N1 = logits_NV.gather(1, targets_N[:, None])
+    others_NV = logits_NV.scatter(1, targets_N[:, None], -math.inf)
+    return losses_N, at_N1[:, 0] - others_NV.amax(-1)
 
 
 @torch.inference_mode()
@@ -987,7 +989,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 # Tokens read at a time. On a CPU they should stay in the cache.
-BATCH_TOKENS = {"cpu": 8192, "gpu": 65536}
+BATCH_TOKENS = {"cpu": 2048, "gpu": 65536}
 
 
 class EvaluationStopped(LittleLMError):
