@@ -56,10 +56,14 @@ def find(what: str) -> str:
     return known[what]
 
 
-def run(what: str, quick: bool = False) -> list[Any]:
-    """Measure one of ROWS or LONG. Raises ConfigError for another name."""
+def run(what: str, quick: bool = False, model: str = "") -> list[Any]:
+    """Measure one of ROWS or LONG. Raises ConfigError for another name.
+
+    model: "hf:FOLDER" of a model that `core` measures in place of its own.
+    """
     module, _, name = find(what).partition(":")
-    return getattr(importlib.import_module(module), name)(quick)
+    more = {"model": model} if model and what == "core" else {}
+    return getattr(importlib.import_module(module), name)(quick, **more)
 
 
 def main(
@@ -68,10 +72,13 @@ def main(
     quick: bool = False,
     threads: int = 1,
     folder: Path = Path("data/benchmarks"),
+    model: str = "",
 ) -> list[Any]:
     """Measure what is asked for (ROWS if nothing), print a table, write the JSON."""
     for name in what:
         find(name)  # a wrong name is refused before anything is measured
+    if model and list(what) != ["core"]:
+        raise ConfigError("--model goes with one benchmark: littlelm bench core")
     # Before the libraries start their pools: they read these once.
     os.environ["RAYON_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
@@ -82,7 +89,7 @@ def main(
     try:
         for name in names:
             with console.status(f"measuring {name}"):
-                found = run(name, quick)
+                found = run(name, quick, model)
             rows += found
             for row in found:
                 line = f"{row.what}: {row.ratio:.2f}x {row.peer} ({row.note})"
@@ -91,6 +98,7 @@ def main(
         torch.set_num_threads(before)
     console.print("\n" + table(rows, threads), markup=False, soft_wrap=True)
     label = "all" if set(names) == set(ROWS) else "-".join(names)
+    label += f"-{Path(model).name}" if model else ""
     path = write(rows, folder, label + ("-quick" if quick else ""), threads)
     console.print(f"wrote {path}", soft_wrap=True)
     return rows

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from littlelm_core.core_eval import (
     Rules,
     Task,
     Text,
+    Work,
     crop,
     encode,
     evaluate,
@@ -38,11 +40,14 @@ from littlelm_core.core_eval import (
 )
 from littlelm_core.ingest import prepare_run
 from littlelm_core.ingest.core_bundle import tasks_folder
+from littlelm_core.ingest.hugging_face import load_causal_lm
 
 SHAPE_3M = dataclasses.replace(
     SHAPE_8M, dim=192, layers=4, heads=6, kv_heads=3, ffn_dim=512, context=2048
 )
 PART = 400  # one item in so many is scored, of each task at least one
+PART_OF_THEIRS = 1500  # with a model of a hundred million parameters or more
+CONTEXT = 2048
 
 
 def one_by_one(
@@ -50,7 +55,7 @@ def one_by_one(
 ) -> tuple[Item, ...]:
     """Return the first items of a task, each read alone: what `evaluate` must equal."""
     reader, text = Reader(model), Text(tokenizer)
-    rules = Rules(reader.context, max_per_task=count)
+    rules = Rules(min(reader.context or CONTEXT, CONTEXT), max_per_task=count)
     found = []
     for example in encode(task, text, rules):
         example = crop(example, rules.context)
@@ -108,7 +113,9 @@ def compare(
         with timed(spent):
             for task in tasks:
                 most = counts[task.label]
-                report = evaluate(model, tokenizer, [task], max_per_task=most)
+                report = evaluate(
+                    model, tokenizer, [task], max_per_task=most, context=CONTEXT
+                )
                 result = report.tasks[task.label]
                 found["ours"][task.label] = result.items
                 tokens.update(alone=result.tokens_alone, run=result.tokens_run)
@@ -138,30 +145,74 @@ def compare(
     )  # fmt: skip
 
 
-def core(quick: bool = False) -> list[Row]:
-    """A 3M model on all tasks, and on those with four choices and ten shots."""
-    run = load_run("tiny")
-    tokenizer = prepare_run(run).tokenizer
+def core(quick: bool = False, model: str = "") -> list[Row]:
+    """A 3M model on all tasks, and on those with four choices and ten shots.
+
+    model: "hf:FOLDER" of a model to score all tasks with, and to count their tokens.
+    """
+    tasks = load_tasks(tasks_folder())
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if model:
+        return [_theirs(model, tasks, device, quick)]
+    tokenizer = prepare_run(load_run("tiny")).tokenizer
     cfg = dataclasses.replace(SHAPE_3M, vocab_size=tokenizer.vocab_size)
     if quick:
-        cfg = dataclasses.replace(
-            cfg, dim=32, layers=1, heads=2, kv_heads=1, ffn_dim=64
-        )
-    model = filled(cfg).to(device)
-    tasks = load_tasks(tasks_folder())
-    part = 5000 if quick else PART
-    counts = {t.label: max(1, round(len(t.items) / part)) for t in tasks}
+        small = {"dim": 32, "layers": 1, "heads": 2, "kv_heads": 1, "ffn_dim": 64}
+        cfg = dataclasses.replace(cfg, **small)
+    counts = _sample(tasks, 5000 if quick else PART)
     four = [
-        t for t in tasks if t.shots == 10 and len(t.items[0].get("choices", ())) == 4
+        task
+        for task in tasks
+        if task.shots == 10 and len(task.items[0].get("choices", ())) == 4
     ]
-    few = {
-        t.label: counts[t.label] if quick else max(counts[t.label], 10) for t in four
-    }
+    more = {label: max(n, 1 if quick else 10) for label, n in counts.items()}
+    measure = partial(
+        compare, model=filled(cfg).to(device), tokenizer=tokenizer,
+        count=1 if quick else 3,
+    )  # fmt: skip
     bar = 5.0 if device == "cuda" else 2.3
-    times = 1 if quick else 3
-    measure = partial(compare, model=model, tokenizer=tokenizer, count=times)
     return [
         measure("3M model", tasks=tasks, counts=counts, bar=bar),
-        measure("four choices, ten shots", tasks=four, counts=few, bar=3.3),
+        measure("four choices, ten shots", tasks=four, counts=more, bar=3.3),
     ]
+
+
+def _sample(tasks: Sequence[Task], part: int) -> dict[str, int]:
+    """Return how many items of each task are one in `part`, and at least one."""
+    return {task.label: max(1, round(len(task.items) / part)) for task in tasks}
+
+
+def _theirs(model: str, tasks: Sequence[Task], device: str, quick: bool) -> Row:
+    loaded, tokenizer = load_causal_lm(model.removeprefix("hf:"))
+    counts = _sample(tasks, 20000 if quick else PART_OF_THEIRS)
+    name = Path(model).name
+    bar = 5.0 if device == "cuda" else 3.0
+    row = compare(name, loaded.to(device), tokenizer, tasks, counts, 1, bar)
+    if not quick:
+        row.note += "; all of it: " + tokens_of(tokenizer, tasks)
+    return row
+
+
+def tokens_of(tokenizer: Any, tasks: Sequence[Task]) -> str:
+    """Count the tokens of all items: alone, shared within an item, and by stories."""
+    total: Counter[str] = Counter()
+    for task in tasks:
+        rules = Rules(CONTEXT)
+        examples = encode(task, Text(tokenizer), rules)
+        examples = [crop(example, rules.context) for example in examples]
+        work = Work(task, examples, share=True)
+        total["alone"] += sum(len(row.ids) for e in examples for row in e.rows)
+        for unit in work.units:
+            sizes = [len(work.row(at).ids) for at in unit.rows]
+            read = sum(sizes) - unit.prefix * (len(sizes) - 1)
+            total["read"] += read
+            stories = task.kind == "language_modeling"
+            total["by item"] += sum(sizes) if stories else read
+            total["logits"] += sum(work.row(at).scored for at in unit.rows)
+    millions = ", ".join(
+        f"{total[k] / 1e6:.1f}M {k}" for k in ("alone", "by item", "read")
+    )
+    return (
+        f"{millions} with stories at {CONTEXT}: {total['alone'] / total['read']:.2f}x; "
+        f"logits at {total['logits'] / total['alone']:.2%}"
+    )

@@ -171,6 +171,9 @@ def bench(
     fresh: Annotated[
         bool, typer.Option(help="fixes, mixture: train these arms anew.")
     ] = False,
+    model: Annotated[
+        str, typer.Option(help="core: hf:FOLDER, to score with that model.")
+    ] = "",
 ) -> None:
     """Measure our parts against named peers, side by side, with the bars.
 
@@ -188,6 +191,7 @@ def bench(
       littlelm bench fixes
       littlelm bench fixes --arms baseline,muon --seeds 5 --workers 2
       littlelm bench mixture
+      littlelm bench core --model hf:models/SmolLM2-135M
     """
     if what == ["fixes"]:
         from littlelm_core.bench import fixes
@@ -205,4 +209,5 @@ def bench(
     from littlelm_core import bench as module
 
     folder = folder or Path("data/benchmarks")
-    module.main(what or [], console, quick=quick, threads=threads, folder=folder)
+    keys = {"quick": quick, "threads": threads, "folder": folder, "model": model}
+    module.main(what or [], console, **keys)
