@@ -39,11 +39,11 @@ def read_tasks(folder: Path) -> list[dict[str, Any]]:
             f"no core.yaml in {folder}: name a folder of CORE's files, or get them "
             "with littlelm data prepare core"
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path} is no YAML: {reason}") from error
     rows = table.get("icl_tasks") if isinstance(table, dict) else None
-    if not rows:
+    if not rows or not isinstance(rows, list):
         raise DataError(f"{path} lists no icl_tasks")
     labels: set[str] = set()
     tasks, suite = [], str(table.get("name", "CORE"))
@@ -59,14 +59,20 @@ def read_tasks(folder: Path) -> list[dict[str, Any]]:
 def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise DataError(f"{table} lists {row!r}, which is no task")
+    row = {"continuation_delimiter": " ", **row}
     try:
-        label, path = row["label"], table.parent / row["dataset_uri"]
+        label, uri = row["label"], row["dataset_uri"]
         kind, shots = row["icl_task_type"], row["num_fewshot"]
         baselines = {t: row[f"random_baseline_{t}"] for t in TABLES}
     except KeyError as error:
         raise DataError(
             f"{table}: a task ({row.get('label')}) lacks {error}"
         ) from error
+    # YAML reads `no`, 7 and an empty value as what they look like.
+    for name in ("label", "dataset_uri", "icl_task_type", "continuation_delimiter"):
+        if not isinstance(row[name], str):
+            raise DataError(f"{table}: {label} has {name} = {row[name]!r}, no text")
+    path = table.parent / uri
     shots = shots[0] if isinstance(shots, list) and shots else shots
     if not isinstance(shots, int) or shots < 0:
         raise DataError(f"{table}: {label} has num_fewshot = {shots!r}, no count")
@@ -92,7 +98,7 @@ def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
         "label": label,
         "kind": kind,
         "shots": shots,
-        "delimiter": row.get("continuation_delimiter", " "),
+        "delimiter": row["continuation_delimiter"],
         "baselines": {t: float(value) for t, value in baselines.items()},
         "items": tuple(items),
         "sha256": hashlib.sha256(data).hexdigest(),

@@ -433,6 +433,11 @@ def test_a_broken_file_is_named_with_its_line(tmp_path, file, told):
         (lambda t: t["icl_tasks"][1].update(label="task0"), "task0 twice"),
         (lambda t: t["icl_tasks"][1].update(dataset_uri="no.jsonl"), "no.jsonl"),
         (lambda t: t["icl_tasks"].insert(0, "task"), "core.yaml"),
+        (lambda t: t.update(icl_tasks=7), "icl_tasks"),
+        (lambda t: t["icl_tasks"][1].update(label=False), "label = False"),
+        (lambda t: t["icl_tasks"][1].update(dataset_uri=7), "dataset_uri = 7"),
+        (lambda t: t["icl_tasks"][1].update(icl_task_type=None), "icl_task_type"),
+        (lambda t: t["icl_tasks"][1].update(continuation_delimiter=1), "delimiter = 1"),
     ],
 )
 def test_a_broken_table_is_one_line(tmp_path, change, told):
@@ -446,10 +451,11 @@ def test_a_broken_table_is_one_line(tmp_path, change, told):
 def test_a_folder_without_a_table_or_with_no_yaml_is_one_line(tmp_path):
     with pytest.raises(DataError, match="no core\\.yaml in"):
         load_tasks(tmp_path)
-    (tmp_path / "core.yaml").write_text("icl_tasks: [\n  a: b\n c", "utf-8")
-    with pytest.raises(DataError, match="is no YAML") as caught:
-        load_tasks(tmp_path)
-    assert "\n" not in str(caught.value), caught.value
+    for text in (b"icl_tasks: [\n  a: b\n c", b"icl_tasks: \xff"):
+        (tmp_path / "core.yaml").write_bytes(text)
+        with pytest.raises(DataError, match="is no YAML") as caught:
+            load_tasks(tmp_path)
+        assert "\n" not in str(caught.value), caught.value
 
 
 def test_a_file_knows_whether_it_is_the_published_one(tmp_path):
