@@ -795,14 +795,16 @@ def _at_scored(
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What one task came to. Shares lie between 0 and 1, tokens and seconds are sums.
+    """What one task came to. Shares lie between 0 and 1.
 
-    of: items that the task has. tokens_alone: if each row were read alone. tokens_run:
-    what was read, padding included. logits: positions at which logits were made.
+    table: of the baselines that `centered` goes by. What it cost, without the items
+    that a journal had: tokens_alone, if each row were read alone; tokens_run, what was
+    read, padding included; logits, positions at which logits were made; seconds.
     """
 
     task: Task = field(repr=False)
     items: tuple[Item, ...] = field(repr=False)
+    table: str = "v1"
     tokens_alone: int = 0
     tokens_run: int = 0
     logits: int = 0
@@ -825,8 +827,8 @@ class TaskResult:
 
     @property
     def centered(self) -> float:
-        """Accuracy above chance, by table v1; `task.centered` has both."""
-        return self.task.centered(self.accuracy)
+        """Accuracy above chance, by the report's table; `task.centered` has both."""
+        return self.task.centered(self.accuracy, self.table)
 
     @property
     def uncropped(self) -> tuple[int, float | None]:
@@ -970,7 +972,7 @@ def merge(reports: Sequence[CoreReport]) -> CoreReport:
             for name in ("tokens_alone", "tokens_run", "logits")
         }
         longest = max(part.seconds for part in parts)
-        tasks[label] = TaskResult(first.task, tuple(items), **numbers, seconds=longest)
+        tasks[label] = replace(first, items=tuple(items), **numbers, seconds=longest)
     seconds = {k: max(r.seconds[k] for r in reports) for k in reports[0].seconds}
     return replace(reports[0], tasks=tasks, seconds=seconds, share=(0, 1))
 
@@ -1023,14 +1025,16 @@ def evaluate(
     max_per_task: only the first so many items. context: the model's unless given.
     baselines: the table of `core`, "v1" or "v2". crop: see `crop`. legacy_pool: draw
     examples from the first max_per_task items alone. legacy_nan: see `judge`.
-    batch_tokens: tokens in memory at a time (more only for a single longer row); None:
-    BATCH_TOKENS of the device.
+    batch_tokens: tokens read at a time, and of prefixes kept for them (more only for a
+    single longer row, and for an item that is settled alone); None: BATCH_TOKENS of
+    the device.
     prefix_cache: read shared prefixes once. token_cache: a folder for the tokens of
     prompts. journal: a folder for finished items, from which the same call goes on.
     progress: called as progress(label, items finished); False ends the evaluation.
     rank, world: this process's share of the items. Where torch.distributed runs, all
     ranks get the whole report; else `merge` makes it.
-    Answers do not depend on batch_tokens, prefix_cache, rank or world.
+    Answers do not depend on batch_tokens, prefix_cache, rank or world; in bf16 but for
+    the few where rounding moves a score by more than MARGINS.
     Raises ConfigError for settings that mean nothing, DataError for tasks that lack
     items, LittleLMError for scores that are NaN, EvaluationStopped on every rank when
     one was told to end.
@@ -1053,11 +1057,7 @@ def evaluate(
     book, done = None, {task.label: {} for task in tasks}
     if journal is not None:
         depends = weights_digest(model), text.fingerprint, rules, str(dtype)
-        items = sorted((task.label, task.digest) for task in tasks)
-        key = digest_of(*depends, items, table_digest(tasks))
-        book = Journal(journal, key, rank)
-        for label, index, right, choice, losses, *flags in book.records:
-            done[label][index] = Item(index, right, choice, tuple(losses), *flags)
+        book, done = _opened(journal, tasks, depends, rank)
     training, stopped = model.training, False
     model.eval()
     results = {}
@@ -1079,7 +1079,7 @@ def evaluate(
                     break
             seconds = time.perf_counter() - before
             clock["model"] += seconds
-            results[task.label] = finish.result(seconds)
+            results[task.label] = finish.result(baselines, seconds)
             if stopped:
                 break
     finally:
@@ -1100,6 +1100,18 @@ def evaluate(
     if stopped:
         raise EvaluationStopped("stopped before all items were scored")
     return report
+
+
+def _opened(
+    journal: Path, tasks: Sequence[Task], depends: Sequence[Any], rank: int
+) -> tuple[Journal, dict[str, dict[int, Item]]]:
+    """Return a journal of these tasks, and its items by label and index."""
+    items = sorted((task.label, task.digest) for task in tasks)
+    book = Journal(journal, digest_of(*depends, items, table_digest(tasks)), rank)
+    done: dict[str, dict[int, Item]] = {task.label: {} for task in tasks}
+    for label, index, right, choice, losses, *flags in book.records:
+        done[label][index] = Item(index, right, choice, tuple(losses), *flags)
+    return book, done
 
 
 def _gather(report: CoreReport, stopped: bool) -> CoreReport:
@@ -1188,7 +1200,7 @@ class _Finish:
         self.task, self.examples, self.rules = task, examples, rules
         self.margin = margin
         self.found: list[Item] = []
-        self.run = self.logits = 0
+        self.alone = self.run = self.logits = 0
 
     def items(
         self,
@@ -1225,18 +1237,18 @@ class _Finish:
         scores = [by_row.get(r, missing) for r in range(len(example.rows))]
         scores = spread(example, scores)
         settled = is_close(self.task, example, scores, self.margin)
+        tokens = sum(len(row.ids) for row in example.rows)
+        self.alone += tokens
         if settled:
             scores = spread(example, score_alone(reader, example))
-            self.run += sum(len(row.ids) for row in example.rows)
+            self.run += tokens
         item = judge(self.task, example, scores, self.rules.legacy_nan)
         self.found.append(item._replace(settled=settled))
         return self.found[-1]
 
-    def result(self, seconds: float) -> TaskResult:
+    def result(self, table: str, seconds: float) -> TaskResult:
         """Return this rank's result."""
         items = tuple(sorted(self.found, key=lambda item: item.index))
-        mine = {item.index for item in items}
-        alone = sum(
-            len(row.ids) for e in self.examples if e.index in mine for row in e.rows
+        return TaskResult(
+            self.task, items, table, self.alone, self.run, self.logits, seconds
         )
-        return TaskResult(self.task, items, alone, self.run, self.logits, seconds)
