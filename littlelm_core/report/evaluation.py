@@ -212,8 +212,7 @@ def load_subject(name: str, world: World) -> Subject:
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else "cpu"
     if name.startswith("hf:"):
         path = Path(name.removeprefix("hf:")).expanduser()
-        model, tokenizer = load_causal_lm(path)
-        model = model.to(device)
+        model, tokenizer = load_causal_lm(path, device)
         folder = Path("runs") / f"eval-{path.resolve().name}"
         bits = partial(text_bits, model, tokenizer)
         return Subject(name, model, tokenizer, None, folder, bits)
