@@ -85,13 +85,13 @@ def core_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         facts.append(("items", f"only {done:,} of {of:,}"))
     cropped = [task["truncated"] for task in tasks.values() if task["truncated"]]
     if cropped:
-        whole = report.get("core_uncropped")
+        whole = report["core_uncropped"]
         kept = report["tasks_uncropped"]
         score = "-" if whole is None else f"{whole:.4f} over {kept} tasks"
         many = f"{sum(cropped):,} items in {len(cropped)} of the tasks were cropped"
         facts.append(("without cropped items", f"{score}; {many}"))
     for key, name in ODD.items():
-        if number := sum(task.get(key) or 0 for task in tasks.values()):
+        if number := sum(task[key] for task in tasks.values()):
             facts.append((name, f"items: {number:,}"))
     if bits := report.get("bits_per_byte"):
         by_domain = ", ".join(f"{d} {value:.3f}" for d, value in bits.items())
@@ -107,11 +107,6 @@ def core_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     data, other = report["data_sha256"], report["table_sha256"]
     facts.append(("sha256", f"data {data[:16]}, table of tasks {other[:16]}"))
     return facts
-
-
-def _notes(report: Mapping[str, Any]) -> list[str]:
-    own = [str(note) for note in report["notes"] if "ClimbMix" not in note]
-    return [*own, CLIMBMIX]
 
 
 def _accuracy(task: Mapping[str, Any]) -> str:
@@ -162,7 +157,7 @@ def core_table(report: Mapping[str, Any], gap: int = 2) -> Group:
     for name, text in core_facts(report):
         facts.add_row(Text(name), Text(text))
     name = Text(str(report.get("model", "")), style="bold")
-    return Group(name, found, "", facts, *map(Text, _notes(report)))
+    return Group(name, found, "", facts, *map(Text, [*report["notes"], CLIMBMIX]))
 
 
 def show_core(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -205,7 +200,9 @@ def core_page(
     elif report["suite"] == "CORE" and report["core"] is not None:
         shown.insert(1, (f"{GPT_2_NAME}, v1 baselines", f"{GPT_2_CORE:.4f}"))
     head = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in shown)
-    notes = (f'<p class="note">{escape(note)}</p>' for note in _notes(report))
+    notes = (
+        f'<p class="note">{escape(note)}</p>' for note in [*report["notes"], CLIMBMIX]
+    )
     suite = f'<span class="status">{escape(report["suite"])}</span>'
     body = [
         f"<header><h1>{escape(model)} {suite}</h1><dl>",
