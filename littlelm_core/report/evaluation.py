@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -263,14 +263,15 @@ def checkpoint_bits(
 ) -> dict[str, float]:
     """Return what the run's log says for this step; else score a sample now.
 
-    Nothing where the run's data is not here.
+    Nothing where the run's data is not here, for any process.
     """
     for record in reversed(read_metrics(run_dir / "metrics.jsonl")):  # the whole split
         if record["event"] == "validation" and record["step"] == step:
             return bits_of(record)
-    try:
+    data = None
+    with suppress(LittleLMError):
         data = prepare_run(run)
-    except LittleLMError:
+    if any(world.sum(data is None)):  # one that leaves alone keeps the others waiting
         return {}
     device = next(model.parameters()).device
     context = model_config(run, tokenizer.vocab_size).context

@@ -29,6 +29,7 @@ from littlelm_core.report import evaluation
 from littlelm_core.report.eval_progress import EvalProgress
 from littlelm_core.report.journal import Journal, recorded, remove
 from littlelm_core.trainer import (
+    World,
     load_checkpoint,
     newest_checkpoint,
     read_metrics,
@@ -638,6 +639,19 @@ def test_without_the_runs_data_there_is_a_score_all_the_same(home, trained, tmp_
     finally:
         shutil.move(home / "elsewhere", home / "data")
     assert stored(tmp_path / "out")["bits_per_byte"] == {}
+
+
+def test_what_one_process_lacks_none_measures(trained, tmp_path):
+    """Else the others wait for its share of the sum."""
+
+    class Lacking(World):
+        def sum(self, *values):
+            return [value + 1 for value in values]
+
+    model, tokenizer, run, _ = load_checkpoint(trained)
+    arguments = model, tokenizer, run, tmp_path, 6
+    assert evaluation.checkpoint_bits(*arguments, World()).keys() == {"up", "down"}
+    assert evaluation.checkpoint_bits(*arguments, Lacking()) == {}
 
 
 # ---- Killed, gone on with, spread
