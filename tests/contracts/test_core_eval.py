@@ -704,7 +704,7 @@ def test_accuracy_is_centered_by_each_task_and_core_is_the_plain_mean(part):
     for table in ("v1", "v2"):
         report = part(model, tokenizer, _load(*specs), baselines=table)
         for name in ("v1", "v2"):
-            each = []
+            each, variance = [], 0.0
             for spec in specs:
                 right = sum(r["gold"] == 0 for r in spec["records"])
                 accuracy, chance = right / len(spec["records"]), spec[name] / 100
@@ -713,6 +713,7 @@ def test_accuracy_is_centered_by_each_task_and_core_is_the_plain_mean(part):
                 error = math.sqrt(accuracy * (1 - accuracy) / len(spec["records"]))
                 assert abs(result.error - error) < 1e-9, f"{result.error} ± {error}"
                 each.append((accuracy - chance) / (1 - chance))
+                variance += (error / (1 - chance) / 22) ** 2
                 got = [report.to_dict()["tasks"][spec["label"]][f"centered_{name}"]]
                 got += [result.centered] if name == table else []
                 assert all(abs(value - each[-1]) < 1e-9 for value in got), (
@@ -726,6 +727,10 @@ def test_accuracy_is_centered_by_each_task_and_core_is_the_plain_mean(part):
                 assert abs(report.core - mean) < 1e-9, f"{report.core}, not {mean}"
                 low, high = report.interval
                 assert low < mean < high, f"{mean:.3f} is not in {low:.3f}..{high:.3f}"
+                half, by_hand = (high - low) / 2, 1.96 * math.sqrt(variance)
+                assert abs(half / by_hand - 1) < 0.06, (
+                    f"the interval is ± {half:.4f}, of binomial draws ± {by_hand:.4f}"
+                )
 
 
 def test_the_score_without_what_was_cut(part):

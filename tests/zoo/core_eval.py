@@ -9,7 +9,16 @@ import numpy as np
 import torch
 
 from littlelm_core import core_eval as ours
-from littlelm_core.core_eval import CoreReport, Example, Item, Reader, Row, Text, Work
+from littlelm_core.core_eval import (
+    CoreReport,
+    Example,
+    Item,
+    Reader,
+    Row,
+    TaskResult,
+    Text,
+    Work,
+)
 
 
 def wrong(report=None, **parts):
@@ -377,6 +386,24 @@ class NotCentered(CoreReport):
         return sum(r.accuracy for r in self.tasks.values()) / len(self.tasks)
 
 
+class ByV1(TaskResult):
+    """Centers each task by v1, whatever the report goes by."""
+
+    @property
+    def centered(self):
+        return self.task.centered(self.accuracy)
+
+
+class OneError(CoreReport):
+    """Takes one standard error for the interval of 95 %."""
+
+    @property
+    def interval(self):
+        low, high = CoreReport.interval.fget(self)
+        half = (high - low) / 2 / 1.96
+        return self.core - half, self.core + half
+
+
 class CutByV1(CoreReport):
     """Has one table for what was cut."""
 
@@ -581,6 +608,8 @@ ZOO = {
     ),
     "CORE weighs tasks by their items": (wrong(CoreReport=Weighted), CENTERED),
     "CORE of accuracies": (wrong(CoreReport=NotCentered), CENTERED),
+    "tasks are centered by v1": (wrong(TaskResult=ByV1), CENTERED),
+    "an interval of one standard error": (wrong(CoreReport=OneError), CENTERED),
     "CORE of any tasks": (
         wrong(CoreReport=AnyTasks),
         "test_core_is_of_all_tasks_or_not_said",
