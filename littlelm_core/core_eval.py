@@ -1046,7 +1046,9 @@ def evaluate(
     reader, text = Reader(model), Text(tokenizer)
     kind = reader.device.type
     if batch_tokens is None:
-        batch_tokens = BATCH_TOKENS["cpu" if kind == "cpu" else "gpu"]
+        # A GPU's batch is too large for a model that makes logits of every token.
+        large = kind != "cpu" and reader.splits
+        batch_tokens = BATCH_TOKENS["gpu" if large else "cpu"]
     rules = Rules(
         _context(reader, context, crop), crop, max_per_task, legacy_pool, legacy_nan
     )

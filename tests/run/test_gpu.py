@@ -251,6 +251,26 @@ def test_core_read_fast_equals_core_read_item_by_item(kind, window):
     assert tokens["run"] < 0.9 * tokens["alone"]
 
 
+def test_a_model_that_makes_all_logits_at_once_reads_small_batches():
+    """65,536 tokens of a vocabulary of 50,000 would be 13 GB of logits."""
+
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(260, 260)
+            self.most = 0
+
+        def forward(self, ids_BT):
+            self.most = max(self.most, ids_BT.numel())
+            return self.table(ids_BT)
+
+    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
+    bare = Bare().to(DEVICE)
+    evaluate(bare, tokenizer, load_tasks(MINI)[:2])
+    longest = 4 * 2048  # an item that is settled alone
+    assert 0 < bare.most <= longest
+
+
 def test_core_of_a_run_on_this_device(tmp_path, monkeypatch):
     """The run, the command and both precisions; auto takes bf16 on a GPU alone."""
     monkeypatch.setenv("LITTLELM_DATA", str(tmp_path / "prepared"))
