@@ -230,7 +230,7 @@ class KVCache:
         """Forget every token; the buffers stay."""
         self.length = 0
 
-    def select(self, rows: Sequence[int], length: int) -> "KVCache":
+    def select(self, rows: Sequence[int] | Tensor, length: int) -> "KVCache":
         """Return a new cache whose row i goes on from row rows[i], for `length` tokens.
 
         A row may be taken several times: its text was then read once for all of them.
@@ -244,7 +244,9 @@ class KVCache:
         dtype, device = self.keys.dtype, self.keys.device
         new = KVCache(len(rows), kv_heads, length, head_dim, dtype, device, self.window)
         seen = min(self.length, self.keys.shape[2])
-        at = slice(None) if batch == 1 else list(rows)  # a single row is broadcast
+        at: Any = slice(None)  # a single row is broadcast
+        if batch > 1:
+            at = torch.as_tensor(rows, device=device)
         new.keys[:, :, :seen] = self.keys[at, :, :seen]
         new.values[:, :, :seen] = self.values[at, :, :seen]
         new.length = self.length

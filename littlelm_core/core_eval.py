@@ -428,7 +428,8 @@ class Reader:
 
     def fork(self, cache: Any, rows: Sequence[int], length: int) -> Any:
         """Return a cache whose row i goes on from row rows[i], for `length` tokens."""
-        return [layer.select(rows, length) for layer in cache]
+        rows_R = torch.tensor(rows, device=self.device)  # moved once for all layers
+        return [layer.select(rows_R, length) for layer in cache]
 
 
 # ---- One item at a time

@@ -65,7 +65,8 @@ def evaluate(
 
     Without the real files (littlelm data prepare core) it runs on mini CORE, which
     comes with the course and is not CORE. Under torchrun each process takes a share.
-    The report of a part (--tasks, --max-per-task) has a folder of its own, part.
+    The report of a part (--tasks, --max-per-task) or by other rules (--context, --crop,
+    --legacy-pool, --legacy-nan) has a folder of its own, part.
 
     \b
     Examples:
@@ -95,7 +96,8 @@ def evaluate(
         first = world.rank == 0
         subject = evaluation.load_subject(model, world)
         # A quick look leaves the report, and the journal, of the whole as they are.
-        part = "part" if tasks or most else ""
+        other_rules = longest or crop != "bos" or legacy_pool or legacy_nan
+        part = "part" if tasks or most or other_rules else ""
         folder = out or subject.folder / part
         journal = folder / "journal"
         if first and not resume:

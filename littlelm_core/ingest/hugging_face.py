@@ -37,12 +37,12 @@ class Theirs:
     def __init__(self, cache: Any = None) -> None:
         self.cache = cache
 
-    def select(self, rows: Sequence[int], length: int) -> Theirs:
+    def select(self, rows: Sequence[int] | Tensor, length: int) -> Theirs:
         """Return a cache whose row i goes on from row rows[i]; it grows by itself."""
         # All but the tensors is copied: reordering puts new ones in their place.
         tensors = _tensors(self.cache, set())
         new = copy.deepcopy(self.cache, {id(tensor): tensor for tensor in tensors})
-        new.reorder_cache(torch.tensor(rows, device=tensors[0].device))
+        new.reorder_cache(torch.as_tensor(rows, device=tensors[0].device))
         return Theirs(new)
 
 
