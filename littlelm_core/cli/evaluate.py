@@ -94,7 +94,7 @@ def evaluate(
     other = evaluation.read_report(against, chosen) if against else None
     with evaluation.processes() as world:
         first = world.rank == 0
-        subject = evaluation.load_subject(model, world)
+        subject = evaluation.load_subject(model, chosen[0].suite, world)
         # A quick look leaves the report, and the journal, of the whole as they are.
         other_rules = longest or crop != "bos" or legacy_pool or legacy_nan
         part = "part" if tasks or most or other_rules else ""

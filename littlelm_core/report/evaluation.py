@@ -83,8 +83,8 @@ def evaluate_run(
     """Score a trainer's model as it stands; return the "core" record of its log.
 
     validation: the record of the same step, whose bits per byte stand beside the score.
-    The report with every item comes to lie in the run's folder under core/. None when a
-    signal has come.
+    The report with every item comes to lie in the run's folder under the name of the
+    suite. None when a signal has come.
     """
     run, world, tasks = trainer.run, trainer.world, run_tasks(trainer.run)
     most = None if run.eval_max_per_task == -1 else run.eval_max_per_task
@@ -112,8 +112,14 @@ def evaluate_run(
             return None
     facts = named(report, f"{run.name}, step {trainer.step}", bits_of(validation))
     if world.rank == 0:
-        save(report, facts, trainer.run_dir / "core" / f"step_{trainer.step:08d}")
+        step = f"step_{trainer.step:08d}"
+        save(report, facts, trainer.run_dir / short(report.suite) / step)
     return core_record(facts)
+
+
+def short(suite: str) -> str:
+    """Return a suite's name as a folder: core, mini_core. None overwrites another's."""
+    return "_".join(suite.lower().split())
 
 
 def bits_of(validation: Mapping[str, Any] | None) -> dict[str, float]:
@@ -203,9 +209,10 @@ def processes() -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def load_subject(name: str, world: World) -> Subject:
+def load_subject(name: str, suite: str, world: World) -> Subject:
     """Load a checkpoint (a run, its folder, a step), or "hf:FOLDER".
 
+    suite: the name of the tasks, which names the folder of the reports.
     Raises what `find_checkpoint`, `load_checkpoint` and `load_causal_lm` raise.
     """
     gpu = torch.cuda.is_available()
@@ -213,14 +220,14 @@ def load_subject(name: str, world: World) -> Subject:
     if name.startswith("hf:"):
         path = Path(name.removeprefix("hf:")).expanduser()
         model, tokenizer = load_causal_lm(path, device)
-        folder = Path("runs") / f"eval-{path.resolve().name}"
+        folder = Path("runs") / f"eval-{path.resolve().name}" / short(suite)
         bits = partial(text_bits, model, tokenizer)
         return Subject(name, model, tokenizer, None, folder, bits)
     checkpoint = find_checkpoint(name)
     model, tokenizer, run, state = load_checkpoint(checkpoint, device)
     run_dir, step = checkpoint.resolve().parents[1], state["step"]
     context = model_config(run, tokenizer.vocab_size).context
-    folder = run_dir / "core" / checkpoint.name
+    folder = run_dir / short(suite) / checkpoint.name
     bits = partial(checkpoint_bits, model, tokenizer, run, run_dir, step, world)
     name = f"{run.name}, step {step}"
     return Subject(name, model, tokenizer, context, folder, bits)

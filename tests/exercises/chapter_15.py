@@ -21,6 +21,8 @@ def exercise_15_1(answer):
             got = answer(accuracies, {"a": 0, "b": 0})
         except ValueError:
             continue
+        except KeyError as error:
+            got = f"KeyError {error}"
         raise AssertionError(f"b has no accuracy: a ValueError is asked, not {got}")
 
 
@@ -28,6 +30,7 @@ def exercise_15_2(answer):
     """The scored part of each row."""
     rows = [[0, 7, 7, 1], [0, 7, 7, 2, 3]]
     got = answer(rows, "multiple_choice")
+    assert isinstance(got, list), f"a list of pairs (start, end) is asked, not {got!r}"
     assert list(map(tuple, got)) == [(3, 4), (3, 5)], f"{rows}: {got}"
     rows = [[0, 1], [0, 1, 2]]
     got = answer(rows, "multiple_choice")
@@ -57,7 +60,7 @@ def exercise_15_3(answer):
     items = [{"query": f"item {i}"} for i in range(40)]
     task = Task("t", "multiple_choice", 7, " ", {}, tuple(items))
     for index in (0, 1, 20, 39):
-        got, wanted = answer(items, index, 7), shots_of(task, index)
+        got, wanted = answer(items[:], index, 7), shots_of(task, index)
         assert isinstance(got, list), f"a list is asked, not {got!r}"
         assert items[index] not in got, f"item {index} is among its own examples"
         assert got == wanted, f"item {index}: {wanted[:2]}..., not {got[:2]}..."

@@ -175,7 +175,7 @@ def test_a_run_evaluates_after_its_checkpoints_and_trains_on_unchanged(
     assert with_it == without
     assert weights(home / "watched") == weights(home / "plain")
     for record in logged:
-        report = stored(home / "watched" / "core" / f"step_{record['step']:08d}")
+        report = stored(home / "watched" / "mini_core" / f"step_{record['step']:08d}")
         assert report["model"] == f"run, step {record['step']}"
         assert report["mean_of_tasks"] == record["mean_of_tasks"]
         assert [len(items) for items in report["items"].values()] == [12, 12, 12]
@@ -190,7 +190,7 @@ def test_the_pages_show_the_score(trained):
     page = (trained / "report.html").read_text("utf-8")
     assert "mini CORE" in page
     assert score in page
-    own = trained / "core" / "step_00000006"
+    own = trained / "mini_core" / "step_00000006"
     assert score in (own / "report.html").read_text("utf-8")
     domains = records(trained, "validation")[-1]["domains"]
     bits = {name: value["bits_per_byte"] for name, value in domains.items()}
@@ -232,7 +232,7 @@ def test_a_signal_ends_an_evaluation_which_the_run_then_owes(home, bare):
     assert "Traceback" not in err
     assert records(home / "signal", "end")[-1]["status"] == "interrupted"
     assert not records(home / "signal", "core")
-    assert not (home / "signal" / "core").exists()
+    assert not (home / "signal" / "mini_core").exists()
     assert newest_checkpoint(home / "signal").name == "step_00000006"
     (home / "slow").unlink()
     assert not train(run_of(home, "signal", *keys), quiet=True).interrupted
@@ -243,7 +243,7 @@ def test_a_signal_ends_an_evaluation_which_the_run_then_owes(home, bare):
 def test_two_processes_log_the_record_of_one(home, trained):
     where = home / "two"
     shutil.copytree(trained, where)
-    shutil.rmtree(where / "core")
+    shutil.rmtree(where / "mini_core")
     kept = [r for r in read_metrics(where / "metrics.jsonl") if r["event"] != "core"]
     lines = "".join(json.dumps(record) + "\n" for record in kept)
     (where / "metrics.jsonl").write_text(lines, "utf-8")  # it owes the last one
@@ -255,7 +255,7 @@ def test_two_processes_log_the_record_of_one(home, trained):
     assert done.stdout.count("mini CORE at step 6") == 1
     one, two = records(trained, "core")[-1:], records(where, "core")
     assert list(map(timeless, one)) == list(map(timeless, two))
-    one, two = (stored(w / "core" / "step_00000006") for w in (trained, where))
+    one, two = (stored(w / "mini_core" / "step_00000006") for w in (trained, where))
     assert two["settings"]["world"] == 2
     for label, items in one["items"].items():
         assert choices(two["items"][label]) == choices(items)
@@ -268,7 +268,7 @@ def choices(items):
 def test_a_sample_of_each_task(home):
     keys = "eval_every=6", "eval_max_per_task=5", f"eval_tasks={home / 'few'}"
     train(run_of(home, "sample", *keys), quiet=True)
-    report = stored(home / "sample" / "core" / "step_00000006")
+    report = stored(home / "sample" / "mini_core" / "step_00000006")
     assert {(t["n"], t["of"]) for t in report["tasks"].values()} == {(5, 12)}
     assert not report["settings"]["legacy_pool"]
 
@@ -351,12 +351,12 @@ def test_by_checkpoint_by_folder_and_by_name(home, trained, tmp_path, monkeypatc
     for number, (name, step) in enumerate(names.items()):
         out = tmp_path / str(number)
         assert littlelm("eval", name, "--data", MINI, "--out", out) == 0
-        mine, logged = stored(out), stored(trained / "core" / f"step_{step:08d}")
+        mine, logged = stored(out), stored(trained / "mini_core" / f"step_{step:08d}")
         assert mine["model"] == f"run, step {step}"
         assert mine["items"] == logged["items"]
         assert mine["core"] == logged["core"]
         assert sorted(p.name for p in out.iterdir()) == ["report.html", "report.json"]
-    folder = tmp_path / "runs" / "tiny" / "core" / "step_00000006"
+    folder = tmp_path / "runs" / "tiny" / "mini_core" / "step_00000006"
     shutil.rmtree(folder.parent)
     assert littlelm("eval", "tiny", "--data", home / "few") == 0
     whole = (folder / "report.json").read_bytes()
@@ -405,7 +405,7 @@ def test_some_tasks_are_no_core(trained, tmp_path, capfd):
 
 
 def test_beside_another_report(home, trained, bare, tmp_path):
-    other = bare / "core" / "step_00000006" / "report.json"
+    other = bare / "mini_core" / "step_00000006" / "report.json"
     where = ["--data", MINI, "--out", tmp_path]
     assert littlelm("eval", trained, *where, "--against", other) == 0
     page = (tmp_path / "report.html").read_text("utf-8")
@@ -442,7 +442,7 @@ def test_beside_another_report(home, trained, bare, tmp_path):
 )
 def test_a_wrong_option_is_one_line(home, trained, options, words, capfd, monkeypatch):
     monkeypatch.chdir(home)
-    report = stored(trained / "core" / "step_00000006")
+    report = stored(trained / "mini_core" / "step_00000006")
     changed = {k: {**t, "sha256": "0"} for k, t in report["tasks"].items()}
     for name, content in (
         ("half", {"format": 1}), ("new", {**report, "format": 99}),
@@ -517,7 +517,7 @@ def test_the_output_fits_80_columns(home, trained, tmp_path, monkeypatch):
 
 def test_a_model_without_hidden_or_a_cache(home, bare, tmp_path):
     """Nor does it say its context: that is the run's."""
-    report = stored(bare / "core" / "step_00000006")
+    report = stored(bare / "mini_core" / "step_00000006")
     assert report["settings"]["context"] == 32
     assert not report["settings"]["prefix_cache"]
     assert littlelm("eval", bare, "--data", MINI, "--out", tmp_path) == 0
@@ -533,7 +533,7 @@ def test_a_checkpoint_of_an_fp8_run_evaluates_in_fp32(home, tmp_path):
     where = ["--data", home / "few", "--out", tmp_path / "out"]
     assert littlelm("eval", tmp_path / "run", *where) == 0
     assert stored(tmp_path / "out")["settings"]["dtype"] == "float32"
-    logged = stored(tmp_path / "run" / "core" / "step_00000006")
+    logged = stored(tmp_path / "run" / "mini_core" / "step_00000006")
     assert stored(tmp_path / "out")["items"] == logged["items"]
 
 
@@ -567,7 +567,7 @@ def test_a_hugging_face_folder(home, llama, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "documents", lambda domain, split: texts[domain])
     monkeypatch.chdir(tmp_path)
     assert littlelm("eval", f"hf:{llama}", "--data", home / "few") == 0
-    report = stored("runs/eval-tiny-llama")
+    report = stored("runs/eval-tiny-llama/mini_core")
     assert report["settings"]["context"] == 128
     import transformers
 
@@ -697,7 +697,7 @@ def test_killed_it_goes_on_where_it_was_or_begins_anew(
         return original(self, reader, example, by_row)
 
     monkeypatch.setattr(core_eval._Finish, "judge", judge)
-    whole = stored(bare / "core" / "step_00000006")
+    whole = stored(bare / "mini_core" / "step_00000006")
     assert littlelm("eval", bare, *options, "--resume") == 0
     assert len(judged) == len({*judged}) == 264 - counts[0]
     assert stored(out)["items"] == whole["items"]
@@ -752,7 +752,7 @@ def test_processes_share_the_items_and_one_speaks(home, bare, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report.json") == 1
     assert done.stdout.count("on cpu: 264 items") == 1
-    report, alone = stored(tmp_path), stored(bare / "core" / "step_00000006")
+    report, alone = stored(tmp_path), stored(bare / "mini_core" / "step_00000006")
     assert report["settings"]["world"] == 2
     for label, items in alone["items"].items():
         assert choices(report["items"][label]) == choices(items)

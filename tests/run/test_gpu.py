@@ -288,7 +288,7 @@ def test_core_of_a_run_on_this_device(tmp_path, monkeypatch):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     auto = "bf16" if device.type == "cuda" and multiplies_bf16(device) else "fp32"
     assert found["auto"]["items"] == found[auto]["items"]
-    logged = tmp_path / "run" / "core" / "step_00000006" / "report.json"
+    logged = tmp_path / "run" / "mini_core" / "step_00000006" / "report.json"
     logged = json.loads(logged.read_text("utf-8"))  # the run is in fp32
     for label, items in found["fp32"]["items"].items():
         for item, other in zip(items, logged["items"][label], strict=True):
