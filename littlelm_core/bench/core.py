@@ -103,12 +103,15 @@ def compare(
     counts: dict[str, int],
     count: int,
     bar: float | None,
+    whole: dict[str, Counter[str]] | None = None,
 ) -> Row:
     """Score a sample both ways, task by task in turns; return the row.
 
-    The seconds of a task are weighed by the share of its items that was scored: what is
-    compared are estimates of a whole run, in which the tasks have their real sizes.
+    What is compared are estimates of a whole run: the seconds of a task for a token in
+    the sample, times the tokens that a whole run reads in this way.
+    whole: what `planned` says of all items, by task; without, items are weighed.
     """
+    text = Text(tokenizer)
     gpu = next(model.parameters()).is_cuda
     clock = time.perf_counter if gpu else time.process_time
     totals: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -118,7 +121,11 @@ def compare(
         sums = dict.fromkeys(totals, 0.0)
         for task in tasks:
             most = counts[task.label]
-            weight = len(task.items) / most
+            sample = planned(task, text, most)
+            every = len(task.items) / most
+            all_of_it = whole[task.label] if whole else {}
+            alone = all_of_it.get("alone", every * sample["alone"]) / sample["alone"]
+            weight = all_of_it.get("read", every * sample["read"]) / sample["read"]
             start, own = clock(), Counter[str]()
             with timed(own):
                 report = evaluate(
@@ -127,13 +134,13 @@ def compare(
             between = clock()
             theirs = one_by_one(model, tokenizer, task, most)
             sums["ours"] += weight * (between - start)
-            sums["theirs"] += weight * (clock() - between)
+            sums["theirs"] += alone * (clock() - between)
             result = report.tasks[task.label]
             _assert_equal(task, result.items, theirs)
             own["tokens"] = report.seconds["tokenize"]
             spent.update({name: weight * value for name, value in own.items()})
             if number == 0:
-                tokens["alone"] += weight * result.tokens_alone
+                tokens["alone"] += alone * result.tokens_alone
                 tokens["run"] += weight * result.tokens_run
         for name, value in sums.items():
             totals[name].append(value)
@@ -184,9 +191,12 @@ def core(quick: bool = False, model: str = "") -> list[Row]:
         count=3,
     )  # fmt: skip
     bar = 5.0 if device == "cuda" else 2.3
+    whole = None if quick else _whole(tokenizer, tasks)
     return [
-        measure("3M model", tasks=tasks, counts=counts, bar=bar),
-        measure("four choices, ten shots", tasks=four, counts=more, bar=3.3),
+        measure("3M model", tasks=tasks, counts=counts, bar=bar, whole=whole),
+        measure(
+            "four choices, ten shots", tasks=four, counts=more, bar=3.3, whole=whole
+        ),
     ]
 
 
@@ -212,33 +222,43 @@ def _sample(tasks: Sequence[Task], part: int) -> dict[str, int]:
 def _theirs(model: str, tasks: Sequence[Task], device: str, quick: bool) -> Row:
     loaded, tokenizer = load_causal_lm(model.removeprefix("hf:"))
     counts = _sample(tasks, 20000 if quick else PART_OF_THEIRS)
-    name = Path(model).name
     bar = 5.0 if device == "cuda" else 3.0
-    row = compare(name, loaded.to(device), tokenizer, tasks, counts, 1, bar)
-    if not quick:
-        row.note += "; all of it: " + tokens_of(tokenizer, tasks)
+    whole = None if quick else _whole(tokenizer, tasks)
+    loaded, name = loaded.to(device), Path(model).name
+    row = compare(name, loaded, tokenizer, tasks, counts, 1, bar, whole)
+    if whole:
+        row.note += "; all of it: " + _said(sum(whole.values(), Counter()))
     return row
 
 
-def tokens_of(tokenizer: Any, tasks: Sequence[Task]) -> str:
-    """Count the tokens of all items: alone, shared within an item, and by stories."""
-    total: Counter[str] = Counter()
-    for task in tasks:
-        rules = Rules(CONTEXT)
-        examples = encode(task, Text(tokenizer), rules)
-        examples = [crop(example, rules.context) for example in examples]
-        work = Work(task, examples, share=True)
-        total["alone"] += sum(len(row.ids) for e in examples for row in e.rows)
-        for unit in work.units:
-            sizes = [len(work.row(at).ids) for at in unit.rows]
-            read = sum(sizes) - unit.prefix * (len(sizes) - 1)
-            total["read"] += read
-            stories = task.kind == "language_modeling"
-            total["by item"] += sum(sizes) if stories else read
-            total["logits"] += sum(work.row(at).scored for at in unit.rows)
-    millions = ", ".join(
-        f"{total[k] / 1e6:.1f}M {k}" for k in ("alone", "by item", "read")
-    )
+def planned(task: Task, text: Text, count: int) -> Counter[str]:
+    """Count the tokens of the first items, and the positions that need logits.
+
+    alone: if each row is read alone; by item: what rows of an item share, once; read:
+    with stories too, as `evaluate` plans it, padding not counted.
+    """
+    rules = Rules(CONTEXT, max_per_task=count)
+    examples = [crop(e, rules.context) for e in encode(task, text, rules)]
+    found: Counter[str] = Counter()
+    found["alone"] = sum(len(row.ids) for e in examples for row in e.rows)
+    work = Work(task, examples, share=True)
+    for unit in work.units:
+        sizes = [len(work.row(at).ids) for at in unit.rows]
+        read = sum(sizes) - unit.prefix * (len(sizes) - 1)
+        found["read"] += read
+        found["by item"] += sum(sizes) if task.kind == "language_modeling" else read
+        found["logits"] += sum(work.row(at).scored for at in unit.rows)
+    return found
+
+
+def _whole(tokenizer: Any, tasks: Sequence[Task]) -> dict[str, Counter[str]]:
+    text = Text(tokenizer)
+    return {task.label: planned(task, text, len(task.items)) for task in tasks}
+
+
+def _said(total: Counter[str]) -> str:
+    names = ("alone", "by item", "read")
+    millions = ", ".join(f"{total[name] / 1e6:.1f}M {name}" for name in names)
     return (
         f"{millions} with stories at {CONTEXT}: {total['alone'] / total['read']:.2f}x; "
         f"logits at {total['logits'] / total['alone']:.2%}"
