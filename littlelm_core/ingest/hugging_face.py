@@ -265,12 +265,6 @@ def load_causal_lm(
     Raises ConfigError without transformers or for a model that is not causal,
     CheckpointError for a folder that holds no whole model with its tokenizer.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError(
-            "hf: needs transformers: pip install 'littlelm[bench]'"
-        ) from error
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise CheckpointError(
@@ -281,6 +275,12 @@ def load_causal_lm(
         raise CheckpointError(
             f"{folder} is no Hugging Face model: it has no config.json"
         )
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            "hf: needs transformers: pip install 'littlelm[bench]'"
+        ) from error
     local = {"local_files_only": True, "trust_remote_code": False}
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     type_name = "dtype" if version >= (4, 56) else "torch_dtype"

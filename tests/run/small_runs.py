@@ -11,7 +11,7 @@ from littlelm_core.ingest import prepare
 from littlelm_core.tokenizer import Tokenizer
 
 SCRIPT = """
-import os, sys
+import os, sys, time
 import torch
 from littlelm_core.config import LittleLMError, load_run
 from littlelm_core.trainer import train
@@ -26,7 +26,9 @@ except LittleLMError as error:
 print("ended at", result.steps, "interrupted" if result.interrupted else "finished")
 if "RANK" in os.environ:  # a process that leaves while its peer talks may abort it
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    time.sleep(0.5)
+    os._exit(0)  # gloo's own end may abort on a busy machine
 """
 TABLES = """
 [tokenizer]

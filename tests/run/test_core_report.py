@@ -57,6 +57,12 @@ TASKS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch):
+    """With TERM=dumb rich takes 80 columns, whatever width is asked for."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def report_of(seed=1, labels=None, suite="CORE", model="d12", **more):
     """A report as `CoreReport.to_dict()` has it, its numbers drawn with a seed."""
     rng = random.Random(seed)
