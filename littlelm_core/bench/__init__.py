@@ -77,8 +77,6 @@ def main(
     """Measure what is asked for (ROWS if nothing), print a table, write the JSON."""
     for name in what:
         find(name)  # a wrong name is refused before anything is measured
-    if model and list(what) != ["core"]:
-        raise ConfigError("--model goes with one benchmark: littlelm bench core")
     # Before the libraries start their pools: they read these once.
     os.environ["RAYON_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch

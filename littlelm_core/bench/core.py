@@ -112,6 +112,14 @@ def compare(
     whole: what `planned` says of all items, by task; without, items are weighed.
     """
     text = Text(tokenizer)
+    scales = {}  # from the sample to a whole run, for a task's rows alone and read
+    for task in tasks:
+        sample = planned(task, text, counts[task.label])
+        every = len(task.items) / counts[task.label]
+        total = (
+            whole[task.label] if whole else {k: every * n for k, n in sample.items()}
+        )
+        scales[task.label] = [total[k] / sample[k] for k in ("alone", "read")]
     gpu = next(model.parameters()).is_cuda
     clock = time.perf_counter if gpu else time.process_time
     totals: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -120,12 +128,7 @@ def compare(
     for number in range(count):
         sums = dict.fromkeys(totals, 0.0)
         for task in tasks:
-            most = counts[task.label]
-            sample = planned(task, text, most)
-            every = len(task.items) / most
-            all_of_it = whole[task.label] if whole else {}
-            alone = all_of_it.get("alone", every * sample["alone"]) / sample["alone"]
-            weight = all_of_it.get("read", every * sample["read"]) / sample["read"]
+            most, (alone, weight) = counts[task.label], scales[task.label]
             start, own = clock(), Counter[str]()
             with timed(own):
                 report = evaluate(
@@ -187,9 +190,8 @@ def core(quick: bool = False, model: str = "") -> list[Row]:
     ]
     more = {label: max(n, 1 if quick else 10) for label, n in counts.items()}
     measure = partial(
-        compare, model=filled(cfg).to(device), tokenizer=tokenizer,
-        count=3,
-    )  # fmt: skip
+        compare, model=filled(cfg).to(device), tokenizer=tokenizer, count=3
+    )
     bar = 5.0 if device == "cuda" else 2.3
     whole = None if quick else _whole(tokenizer, tasks)
     return [

@@ -193,6 +193,10 @@ def bench(
       littlelm bench mixture
       littlelm bench core --model hf:models/SmolLM2-135M
     """
+    from littlelm_core.config import ConfigError
+
+    if model and what != ["core"]:
+        raise ConfigError("--model goes with one benchmark: littlelm bench core")
     if what == ["fixes"]:
         from littlelm_core.bench import fixes
 

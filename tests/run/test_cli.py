@@ -125,6 +125,8 @@ def test_unknown_names_say_the_nearest(capsys):
         (["generate", "tinny", "x"], "tiny"),
         (["check", "atention"], "attention"),
         (["bench", "bpee"], "bpe"),
+        (["bench", "fixes", "--model", "hf:x"], "bench core"),
+        (["bench", "--model", "hf:x"], "bench core"),
     ):
         assert run(*arguments) == 1
         error = capsys.readouterr().err.strip()
