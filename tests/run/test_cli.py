@@ -125,13 +125,17 @@ def test_unknown_names_say_the_nearest(capsys):
         (["generate", "tinny", "x"], "tiny"),
         (["check", "atention"], "attention"),
         (["bench", "bpee"], "bpe"),
-        (["bench", "fixes", "--model", "hf:x"], "bench core"),
-        (["bench", "--model", "hf:x"], "bench core"),
     ):
         assert run(*arguments) == 1
         error = capsys.readouterr().err.strip()
         assert f"did you mean {nearest!r}" in error
         assert "\n" not in error
+
+
+def test_a_model_to_measure_is_refused_where_nothing_is_measured_with_it(capsys):
+    for names in ([], ["fixes"], ["mixture"], ["bpe", "core"]):
+        assert run("bench", *names, "--model", "hf:x") == 1
+        assert "littlelm bench core" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback():
