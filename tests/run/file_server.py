@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.parse
 from collections import Counter
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -111,3 +112,12 @@ class Hub:
             request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
             request.connection.close()
         request.close_connection = True
+
+
+@contextmanager
+def serving():
+    """Give a Hub that answers until the end."""
+    hub = Hub()
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from file_server import Hub
+from file_server import serving
 from rich.console import Console
 
 from littlelm_core import cli
@@ -66,14 +66,12 @@ def stored(ids):
 
 @pytest.fixture
 def hub(monkeypatch):
-    hub = Hub()
-    monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setattr(download, "FIRST_WAIT", 0.001)
-    for n in (0, 1, 2, 99):
-        hub.files[NVIDIA, SMALL.format(n)] = stored(documents(n))
-    yield hub
-    hub.server.shutdown()
-    hub.server.server_close()
+    with serving() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for n in (0, 1, 2, 99):
+            hub.files[NVIDIA, SMALL.format(n)] = stored(documents(n))
+        yield hub
 
 
 @pytest.fixture

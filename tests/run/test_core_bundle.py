@@ -18,7 +18,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import yaml
-from file_server import Hub
+from file_server import serving
 
 from littlelm_core import cli
 from littlelm_core.config import DataError
@@ -73,12 +73,10 @@ def small(monkeypatch):
 
 @pytest.fixture
 def hub(monkeypatch):
-    hub = Hub()
-    monkeypatch.setenv("LITTLELM_CORE_URL", f"{hub.url}/{ZIP[1]}")
     monkeypatch.setattr(download, "FIRST_WAIT", 0.001)
-    yield hub
-    hub.server.shutdown()
-    hub.server.server_close()
+    with serving() as hub:
+        monkeypatch.setenv("LITTLELM_CORE_URL", f"{hub.url}/{ZIP[1]}")
+        yield hub
 
 
 @pytest.fixture
