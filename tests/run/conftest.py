@@ -1,4 +1,4 @@
-"""The tests of whole runs share small_runs.py."""
+"""The tests of whole runs share small_runs.py, processes.py and others."""
 
 import sys
 from pathlib import Path

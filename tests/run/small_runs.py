@@ -5,30 +5,23 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from processes import JOIN, LEAVE, torchrun
 
 from littlelm_core.config import load_run
 from littlelm_core.ingest import prepare
 from littlelm_core.tokenizer import Tokenizer
 
 SCRIPT = """
-import os, sys, time
-import torch
+import sys
+
 from littlelm_core.config import LittleLMError, load_run
 from littlelm_core.trainer import train
 
-torch.set_num_threads(1)
-if "RANK" in os.environ:
-    torch.distributed.init_process_group("gloo")
 try:
     result = train(load_run(sys.argv[1], sys.argv[2:]))
 except LittleLMError as error:
     sys.exit(f"error: {error}")
 print("ended at", result.steps, "interrupted" if result.interrupted else "finished")
-if "RANK" in os.environ:  # a process that leaves while its peer talks may abort it
-    torch.distributed.barrier()
-    sys.stdout.flush()
-    time.sleep(0.5)
-    os._exit(0)  # gloo's own end may abort on a busy machine
 """
 TABLES = """
 [tokenizer]
@@ -67,10 +60,12 @@ def prepare_letters(folder, domains, seed=5, lengths=(20, 200)):
 
 
 def write_run(folder, *lines):
-    """Write script.py, and run.toml with these lines at its top, for folder/data."""
+    """Write run.toml with these lines at its top, for folder/data, and the scripts."""
     top = [*lines, f'data.source = "{folder / "data"}"']
     (folder / "run.toml").write_text("\n".join(top) + TABLES, encoding="utf-8")
-    (folder / "script.py").write_text(SCRIPT, encoding="utf-8")
+    alone = "import torch\n\ntorch.set_num_threads(1)\n" + SCRIPT
+    (folder / "script.py").write_text(alone, encoding="utf-8")
+    (folder / "ranks.py").write_text(JOIN + SCRIPT + LEAVE, encoding="utf-8")
 
 
 def run_of(home, where, *keys):
@@ -80,12 +75,9 @@ def run_of(home, where, *keys):
 
 def command(home, where, *keys, ranks=1):
     """Return the command line that trains `run_of` in processes of its own."""
-    start = [sys.executable]
-    if ranks > 1:
-        start += ["-m", "torch.distributed.run", "--standalone"]
-        start += ["--nproc-per-node", str(ranks)]
-    return [*start, str(home / "script.py"), str(home / "run.toml"),
-            f"run_dir={home / where}", *keys]  # fmt: skip
+    alone = [sys.executable, str(home / "script.py")]
+    start = alone if ranks == 1 else [*torchrun(ranks), str(home / "ranks.py")]
+    return [*start, str(home / "run.toml"), f"run_dir={home / where}", *keys]
 
 
 def records(where, event="train"):

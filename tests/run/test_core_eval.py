@@ -6,10 +6,7 @@ Models, tokenizers, tasks and the plain reading of the rules are the contract's.
 import collections
 import hashlib
 import json
-import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from processes import run_ranks
 
 from littlelm_core import core_eval
 from littlelm_core.check import load_contract
@@ -62,13 +60,10 @@ def answers(report):
 SCRIPT = """
 import sys, time
 from pathlib import Path
-import torch
 from littlelm_core.check import load_contract
 from littlelm_core.core_eval import EvaluationStopped, evaluate, load_tasks
 
-torch.set_num_threads(1)
-torch.distributed.init_process_group("gloo")
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+rank, world = dist.get_rank(), dist.get_world_size()
 folder, rules = Path(sys.argv[1]), load_contract("core_eval")
 tokenizer = rules.Pieces()
 model, tasks = rules._transformer(tokenizer), load_tasks(folder)
@@ -82,24 +77,13 @@ try:
     evaluate(model, tokenizer, tasks, progress=only, **keys)
 except EvaluationStopped:
     (folder / f"{world}-{rank}.stopped").touch()
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
 """
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_process_has_the_whole_report_of_one(tmp_path, world):
     rules._write(tmp_path, rules._drawn(5, 10))
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    torchrun = ["-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [sys.executable, *torchrun, "--nproc-per-node", str(world), str(script),
-         str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_ranks(SCRIPT, world, tmp_path, tmp_path)
     texts = {(tmp_path / f"{world}-{r}.json").read_text("utf-8") for r in range(world)}
     assert len(texts) == 1, "the ranks have different reports"
     facts = json.loads(texts.pop())

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from processes import torchrun
 from rich.console import Console
 from small_runs import command, prepare_letters, records, run_of, write_run
 
@@ -746,8 +747,7 @@ def test_a_journal_survives_half_lines(tmp_path):
 
 def test_processes_share_the_items_and_one_speaks(home, bare, tmp_path):
     arguments = ["eval", bare, "--data", MINI, "--out", tmp_path]
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    start += ["--nproc-per-node", "2", "-m", "littlelm_core", *arguments]
+    start = [*torchrun(2), "-m", "littlelm_core", *arguments]
     done = subprocess.run(list(map(str, start)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report.json") == 1

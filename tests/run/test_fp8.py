@@ -2,12 +2,11 @@
 
 import functools
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
+from processes import run_ranks
 
 from littlelm_core import check, fp8
 from littlelm_core.config import ConfigError, load_run
@@ -165,39 +164,30 @@ def test_compiled_equals_eager(recipe):
 
 
 RANKS = """
-import torch, torch.distributed as dist
 from littlelm_core.fp8 import E4M3, E5M2, quantize
-dist.init_process_group("gloo")
-rank, group = dist.get_rank(), dist.group.WORLD
+
+rank = dist.get_rank()
 whole = torch.randn(32, 48, generator=torch.Generator().manual_seed(5))
 whole[20] *= 100.0
 for dtype in (E4M3, E5M2):
     q, scale = quantize(whole, dtype)
-    mine, mine_scale = quantize(whole.chunk(2)[rank], dtype, group=group)
+    mine, mine_scale = quantize(whole.chunk(2)[rank], dtype, group=dist.group.WORLD)
     assert torch.equal(mine_scale, scale), (rank, mine_scale, scale)
     assert torch.equal(mine.float(), q.chunk(2)[rank].float())
     alone = quantize(whole.chunk(2)[rank], dtype)[1]
     assert (alone == scale) == (rank == 1)
     # Shards of columns: each row's scale is shared.
     q, scale = quantize(whole, dtype, "row")
-    mine, mine_scale = quantize(whole.chunk(2, 1)[rank], dtype, "row", group=group)
+    columns = whole.chunk(2, 1)[rank]
+    mine, mine_scale = quantize(columns, dtype, "row", group=dist.group.WORLD)
     assert torch.equal(mine_scale, scale)
     assert torch.equal(mine.float(), q.chunk(2, 1)[rank].float())
 bad = whole.clone()
 bad[0, 0] = torch.nan
-q, scale = quantize(bad.chunk(2)[rank], group=group)
+q, scale = quantize(bad.chunk(2)[rank], group=dist.group.WORLD)
 assert scale.isnan(), "a NaN on one rank is not seen by the other"
-dist.destroy_process_group()
 """
 
 
 def test_shards_share_one_scale(tmp_path):
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS, "utf-8")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *torchrun, str(script)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_ranks(RANKS, 2, tmp_path)
