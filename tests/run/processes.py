@@ -11,12 +11,18 @@ import torch.distributed as dist
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 """
-# A process that leaves while its peer talks aborts it. gloo's threads end with the last
-# reference to their group, so a script keeps none: one that outlives the interpreter
-# aborts the process too, now and then.
+# A process that leaves while its peer talks may abort it: hence the barrier. gloo's
+# threads outlive their group where something keeps a reference to it, as torch._dynamo
+# does, which every optimizer imports. An interpreter that ends beside them is aborted,
+# now and then: hence an end without one.
 LEAVE = """
+import os
+import sys
+
 dist.barrier()
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
 """
 
 
