@@ -20,14 +20,13 @@ the model, V vocabulary.
 """
 
 import functools
-import hashlib
 import json
 import math
 import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,16 +36,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from littlelm_core.config import ConfigError, DataError, LittleLMError, nearest
+from littlelm_core.config import DataError, LittleLMError
 from littlelm_core.ingest.core_files import TABLES, read_tasks
 from littlelm_core.ingest.core_tokens import read_tokens, write_tokens
 from littlelm_core.ingest.hugging_face import CausalLM, TheirTokenizer
 from littlelm_core.model import CHUNK_LOGITS
-from littlelm_core.report.core_dict import (
-    core_dict,
-    core_notes,
-    digest_of,
-    table_digest,
+from littlelm_core.report.core_dict import core_dict, core_notes, digest_of
+from littlelm_core.report.core_run import (
+    EvaluationStopped,
+    check_ids,
+    check_settings,
+    check_tasks,
+    context_in_force,
+    gather,
+    journal_key,
 )
 from littlelm_core.report.journal import Journal
 
@@ -55,7 +58,6 @@ __all__ = [
     "BATCH_TOKENS",
     "CROPS",
     "CoreReport",
-    "EvaluationStopped",
     "Example",
     "Item",
     "MARGINS",
@@ -81,7 +83,6 @@ __all__ = [
     "judge",
     "load_tasks",
     "losses_and_leads",
-    "merge",
     "packed",
     "prompts",
     "score_alone",
@@ -89,7 +90,6 @@ __all__ = [
     "shots_of",
     "solved",
     "spread",
-    "weights_digest",
 ]
 
 
@@ -959,44 +959,10 @@ class CoreReport:
         return json.dumps({**facts, "items": items}, indent=1)
 
 
-def merge(reports: Sequence[CoreReport]) -> CoreReport:
-    """Return one report from those of all ranks. Raises LittleLMError if one lacks."""
-    ranks, world = [r.share[0] for r in reports], reports[0].share[1]
-    if sorted(ranks) != list(range(world)):
-        raise LittleLMError(f"shares of ranks {sorted(ranks)} of {world}: some lack")
-    tasks = {}
-    for label, first in reports[0].tasks.items():
-        parts = [report.tasks[label] for report in reports]
-        items = sorted((i for part in parts for i in part.items), key=lambda i: i.index)
-        numbers = {
-            name: sum(getattr(part, name) for part in parts)
-            for name in ("tokens_alone", "tokens_run", "logits")
-        }
-        longest = max(part.seconds for part in parts)
-        tasks[label] = replace(first, items=tuple(items), **numbers, seconds=longest)
-    seconds = {k: max(r.seconds[k] for r in reports) for k in reports[0].seconds}
-    return replace(reports[0], tasks=tasks, seconds=seconds, share=(0, 1))
-
-
 # ---- All of it
-
-
-def weights_digest(model: nn.Module) -> str:
-    """Return a digest of some hundred numbers of each weight: enough to tell models."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        flat = weight.detach().flatten()
-        some = flat[:: max(flat.numel() // 256, 1)].float().cpu().numpy()
-        digest.update(f"{name}{tuple(weight.shape)}".encode() + some.tobytes())
-    return digest.hexdigest()
-
 
 # Tokens read at a time. On a CPU they should stay in the cache.
 BATCH_TOKENS = {"cpu": 2048, "gpu": 65536}
-
-
-class EvaluationStopped(LittleLMError):
-    """An evaluation that its caller ended; a journal keeps what was finished."""
 
 
 def evaluate(
@@ -1050,17 +1016,20 @@ def evaluate(
         # A GPU's batch is too large for a model that makes logits of every token.
         large = kind != "cpu" and reader.splits
         batch_tokens = BATCH_TOKENS["gpu" if large else "cpu"]
-    rules = Rules(
-        _context(reader, context, crop), crop, max_per_task, legacy_pool, legacy_nan
-    )
-    _check(tasks, rules, baselines, batch_tokens, rank, world)
+    check_tasks(tasks)
+    choices = {"crop": (crop, CROPS), "baselines": (baselines, TABLES)}
+    check_settings(batch_tokens, max_per_task, (rank, world), choices)
+    context = context_in_force(reader.context, context, crop)
+    rules = Rules(context, crop, max_per_task, legacy_pool, legacy_nan)
     autocast = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocast else reader.dtype
     started, clock = time.perf_counter(), {"tokenize": 0.0, "model": 0.0}
     book, done = None, {task.label: {} for task in tasks}
     if journal is not None:
-        depends = weights_digest(model), text.fingerprint, rules, str(dtype)
-        book, done = _opened(journal, tasks, depends, rank)
+        key = journal_key(model, tasks, text.fingerprint, rules, str(dtype))
+        book = Journal(journal, key, rank)
+        for label, index, right, choice, losses, *flags in book.records:
+            done[label][index] = Item(index, right, choice, tuple(losses), *flags)
     training, stopped = model.training, False
     model.eval()
     results = {}
@@ -1068,7 +1037,8 @@ def evaluate(
         for task in tasks:
             before = time.perf_counter()
             examples = encoded(task, text, rules, token_cache)
-            examples = [_fitted(reader, task, e, rules) for e in examples]
+            for example in examples:
+                check_ids(task.label, example, reader.vocab_size)
             clock["tokenize"] += time.perf_counter() - before
             before = time.perf_counter()
             finish = _Finish(task, examples, rules, MARGINS.get(dtype, 1e-4))
@@ -1099,99 +1069,10 @@ def evaluate(
     clock["total"] = time.perf_counter() - started
     report = CoreReport(results, baselines, settings, clock, (rank, world))
     if world > 1 and dist.is_available() and dist.is_initialized():
-        return _gather(report, stopped)
+        return gather(report, stopped)
     if stopped:
-        raise EvaluationStopped("stopped before all items were scored")
+        raise EvaluationStopped
     return report
-
-
-def _opened(
-    journal: Path, tasks: Sequence[Task], depends: Sequence[Any], rank: int
-) -> tuple[Journal, dict[str, dict[int, Item]]]:
-    """Return a journal of these tasks, and its items by label and index."""
-    items = sorted((task.label, task.digest) for task in tasks)
-    book = Journal(journal, digest_of(*depends, items, table_digest(tasks)), rank)
-    done: dict[str, dict[int, Item]] = {task.label: {} for task in tasks}
-    for label, index, right, choice, losses, *flags in book.records:
-        done[label][index] = Item(index, right, choice, tuple(losses), *flags)
-    return book, done
-
-
-def _gather(report: CoreReport, stopped: bool) -> CoreReport:
-    """Return the whole report on every rank; the tasks themselves are not sent."""
-    world = report.share[1]
-    numbers = {
-        label: {k: v for k, v in vars(result).items() if k != "task"}
-        for label, result in report.tasks.items()
-    }
-    found: list[Any] = [None] * world
-    dist.all_gather_object(found, (numbers, report.seconds, stopped))
-    if any(stopped for _, _, stopped in found):
-        raise EvaluationStopped("stopped before all items were scored")
-    reports = []
-    for other, (parts, seconds, _) in enumerate(found):
-        tasks = {k: replace(r, **parts[k]) for k, r in report.tasks.items()}
-        reports.append(
-            replace(report, tasks=tasks, seconds=seconds, share=(other, world))
-        )
-    return merge(reports)
-
-
-def _context(reader: Reader, context: int | None, crop: str) -> int | None:
-    """Return the context in force. Raises ConfigError for one the model lacks."""
-    if context is None:
-        return reader.context
-    if context < 2:
-        raise ConfigError(f"context = {context}: a scored token needs one before it")
-    if crop != "none" and reader.context and context > reader.context:
-        raise ConfigError(
-            f"context = {context}, but the model was made for {reader.context} tokens"
-        )
-    return context
-
-
-def _check(
-    tasks: Sequence[Task],
-    rules: Rules,
-    baselines: str,
-    batch_tokens: int,
-    rank: int,
-    world: int,
-) -> None:
-    if not tasks:
-        raise ConfigError("no task to evaluate: load_tasks(folder) gives them")
-    for value, name, valid in (
-        (rules.crop, "crop", CROPS), (baselines, "baselines", TABLES)
-    ):  # fmt: skip
-        if value not in valid:
-            raise ConfigError(f"{name} = {value!r}{nearest(value, valid)}")
-    if rules.max_per_task is not None and rules.max_per_task < 1:
-        raise ConfigError(
-            f"max_per_task = {rules.max_per_task} must be at least 1, or None for all"
-        )
-    if batch_tokens < 1:
-        raise ConfigError(f"batch_tokens = {batch_tokens} must be at least 1")
-    if not 0 <= rank < world:
-        raise ConfigError(f"rank = {rank} of {world}: ranks count from 0")
-    labels = [task.label for task in tasks]
-    for task in tasks:
-        if not task.items:
-            raise DataError(f"{task.label} has no item")
-        if labels.count(task.label) > 1:
-            raise ConfigError(f"{task.label} is given twice: a report goes by labels")
-
-
-def _fitted(reader: Reader, task: Task, example: Example, rules: Rules) -> Example:
-    """Crop an example; refuse ids that the model does not have."""
-    example = crop(example, rules.context, rules.crop)
-    if reader.vocab_size is not None:
-        top = max(int(row.ids.max()) for row in example.rows)
-        if top >= reader.vocab_size:
-            raise ConfigError(
-                f"{task.label}: the tokenizer gives id {top}, the model has "
-                f"{reader.vocab_size}: they do not belong together"
-            )
-    return example
 
 
 class _Finish:
@@ -1200,8 +1081,8 @@ class _Finish:
     def __init__(
         self, task: Task, examples: Sequence[Example], rules: Rules, margin: float
     ) -> None:
-        self.task, self.examples, self.rules = task, examples, rules
-        self.margin = margin
+        self.task, self.rules, self.margin = task, rules, margin
+        self.examples = [crop(e, rules.context, rules.crop) for e in examples]
         self.found: list[Item] = []
         self.alone = self.run = self.logits = 0
 

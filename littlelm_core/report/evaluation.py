@@ -27,7 +27,6 @@ from littlelm_core.config import (
 )
 from littlelm_core.core_eval import (
     CoreReport,
-    EvaluationStopped,
     Task,
     evaluate,
     load_tasks,
@@ -39,6 +38,7 @@ from littlelm_core.ingest.hugging_face import CausalLM, load_causal_lm
 from littlelm_core.model import model_config
 from littlelm_core.report.core import core_record, write_core_page
 from littlelm_core.report.core_dict import FORMAT
+from littlelm_core.report.core_run import EvaluationStopped
 from littlelm_core.report.eval_progress import EvalProgress
 from littlelm_core.report.log import read_metrics, write_text
 from littlelm_core.report.terminal import core_name, core_score

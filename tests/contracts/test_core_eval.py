@@ -20,8 +20,9 @@ import torch
 import yaml
 from torch import nn
 
-from littlelm_core.core_eval import load_tasks, merge
+from littlelm_core.core_eval import load_tasks
 from littlelm_core.model import LanguageModel, ModelConfig
+from littlelm_core.report.core_run import merge
 
 PART = "littlelm_core.core_eval:evaluate"
 

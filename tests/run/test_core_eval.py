@@ -20,7 +20,6 @@ from littlelm_core import core_eval
 from littlelm_core.check import load_contract
 from littlelm_core.config import ConfigError, DataError, LittleLMError
 from littlelm_core.core_eval import (
-    EvaluationStopped,
     Example,
     Reader,
     Row,
@@ -33,13 +32,13 @@ from littlelm_core.core_eval import (
     is_close,
     judge,
     load_tasks,
-    merge,
     packed,
     prompts,
     score_alone,
     shots_of,
     spread,
 )
+from littlelm_core.report.core_run import EvaluationStopped, merge
 from littlelm_core.tokenizer import Tokenizer, train_bpe
 
 rules = load_contract("core_eval")
@@ -61,7 +60,8 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from littlelm_core.check import load_contract
-from littlelm_core.core_eval import EvaluationStopped, evaluate, load_tasks
+from littlelm_core.core_eval import evaluate, load_tasks
+from littlelm_core.report.core_run import EvaluationStopped
 
 rank, world = dist.get_rank(), dist.get_world_size()
 folder, rules = Path(sys.argv[1]), load_contract("core_eval")
