@@ -1030,10 +1030,17 @@ def evaluate(
         book = Journal(journal, key, rank)
         for label, index, right, choice, losses, *flags in book.records:
             done[label][index] = Item(index, right, choice, tuple(losses), *flags)
+    together = world > 1 and dist.is_available() and dist.is_initialized()
     training, stopped = model.training, False
     model.eval()
     results = {}
     try:
+        if together and token_cache and text.fingerprint:
+            before = time.perf_counter()
+            for task in tasks[rank::world]:  # each rank makes the tokens of some tasks
+                encoded(task, text, rules, token_cache)
+            dist.barrier()
+            clock["tokenize"] += time.perf_counter() - before
         for task in tasks:
             before = time.perf_counter()
             examples = encoded(task, text, rules, token_cache)
@@ -1068,7 +1075,7 @@ def evaluate(
     }
     clock["total"] = time.perf_counter() - started
     report = CoreReport(results, baselines, settings, clock, (rank, world))
-    if world > 1 and dist.is_available() and dist.is_initialized():
+    if together:
         return gather(report, stopped)
     if stopped:
         raise EvaluationStopped

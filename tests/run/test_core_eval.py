@@ -59,6 +59,7 @@ def answers(report):
 SCRIPT = """
 import sys, time
 from pathlib import Path
+from littlelm_core import core_eval
 from littlelm_core.check import load_contract
 from littlelm_core.core_eval import evaluate, load_tasks
 from littlelm_core.report.core_run import EvaluationStopped
@@ -68,6 +69,12 @@ folder, rules = Path(sys.argv[1]), load_contract("core_eval")
 tokenizer = rules.Pieces()
 model, tasks = rules._transformer(tokenizer), load_tasks(folder)
 keys = {"rank": rank, "world": world, "token_cache": folder / "tokens"}
+encode = core_eval.encode
+def noted(task, *rest):
+    with open(folder / f"{world}-{rank}.encoded", "a") as file:
+        file.write(task.label + "\\n")
+    return encode(task, *rest)
+core_eval.encode = noted
 time.sleep(rank / 2)  # the journal has items of others when a late rank reads it
 report = evaluate(model, tokenizer, tasks, journal=folder / f"journal-{world}", **keys)
 (folder / f"{world}-{rank}.json").write_text(report.to_json(), "utf-8")
@@ -102,6 +109,9 @@ def test_every_process_has_the_whole_report_of_one(tmp_path, world):
     assert facts["settings"]["world"] == world
     stopped = [(tmp_path / f"{world}-{r}.stopped").exists() for r in range(world)]
     assert all(stopped), f"one rank was told to stop, {stopped} did"
+    encoded = [(tmp_path / f"{world}-{r}.encoded").read_text() for r in range(world)]
+    labels = "".join(encoded).split()
+    assert sorted(labels) == sorted(one["items"]), "each task's tokens are made once"
 
 
 def test_ranks_that_read_a_journal_late_leave_no_item_out(tmp_path):
