@@ -520,16 +520,48 @@ def test_examples_are_dropped_oldest_first(part):
     assert result.truncated == 0, f"all fit, {result.truncated} are counted as cut"
 
 
-def test_an_answer_longer_than_the_context_is_counted(part):
+def test_an_item_too_long_without_examples_is_cut_as_ever(part):
     tokenizer = Pieces()
-    record = {"query": "ab", "choices": ["cdcdcdcdcd", "e"], "gold": 1}
-    spec = _spec(MC, [record])
+    model = _transformer(tokenizer)
+    for spec in _drawn()[:3]:
+        tasks, alone = _load(spec), {**spec, "shots": 0}
+        report = part(model, tokenizer, tasks, context=9, crop="shots")
+        expected = _read(alone, model, tokenizer, 9)
+        _agree(report, spec, expected, "no example fits 9 tokens")
+
+
+def test_an_answer_longer_than_the_context_is_counted(part):
+    """Four tokens, then an answer of ten: with a context of 10 its first is lost."""
+    tokenizer = Pieces()
     model = _random_bigram(tokenizer)
-    for context, cut in ((14, 0), (11, 0), (10, 1), (6, 1)):
-        result, (item,) = _one(part, model, tokenizer, spec, context=context)
-        told = result.count("cut_answer")
-        assert told == cut, f"context {context}: {told} answers were cut, not {cut}"
-        assert all(math.isfinite(s) for s in item.scores), item.scores
+    choices = [{"query": "ab", "choices": ["cdcdcdcdcd", "e"], "gold": 1}]
+    words = [{"context": "ab", "continuation": "cdcdcdcdcd"}]
+    for spec in (_spec(MC, choices, 0, ":"), _spec(LM, words, 0, ":")):
+        for crop in ("bos", "plain", "shots"):
+            for context, cut in ((14, 0), (11, 0), (10, 1), (6, 1)):
+                keys = {"context": context, "crop": crop}
+                result, (item,) = _one(part, model, tokenizer, spec, **keys)
+                told = result.count("cut_answer")
+                assert told == cut, (
+                    f"{spec['kind']}, {keys}: {told} answers were cut, not {cut}"
+                )
+                assert all(math.isfinite(s) for s in item.scores), item.scores
+
+
+def test_a_plain_cut_scores_all_but_a_first_token(part):
+    tokenizer, (spec, *_) = Pieces(), _drawn()
+    model = _random_bigram(tokenizer)
+    for context in (5, 9):
+        report = part(model, tokenizer, _load(spec), context=context, crop="plain")
+        expected = []
+        for index in range(9):
+            spans = [
+                (ids[-context:], max(start - max(len(ids) - context, 0), 1))
+                for ids, start in _spans(spec, tokenizer, index)
+            ]
+            width = tokenizer.vocab_size
+            expected.append(_score(spec, model, index, spans, width))
+        _agree(report, spec, expected, f"plain, context {context}")
 
 
 # ---- Tokens on the border, and choices without one
@@ -868,6 +900,7 @@ def test_stored_tokens_are_those_of_the_same_tokenizer_and_rules(part):
                 (("a", LETTERS), ("b", LETTERS[::-1]))}  # fmt: skip
     specs = _drawn(4)
     rules = ({}, {"context": 30}, {"context": 60, "crop": "shots"},
+             {"context": 40, "crop": "shots"},
              {"max_per_task": 5, "legacy_pool": True}, {"max_per_task": 5})  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         for name in ("a", "b", "a", "b"):
@@ -893,6 +926,10 @@ def test_stored_tokens_are_those_of_the_same_tokenizer_and_rules(part):
             got = part(model, tokenizer, some, token_cache=Path(folder))
             fresh = part(model, tokenizer, some)
             assert _items(got) == _items(fresh), "tokens of other items of the file"
+        tokenizer.bos_id = tokenizer.ids["j"]
+        got = part(model, tokenizer, _load(*specs), token_cache=Path(folder))
+        for spec in specs:
+            _agree(got, spec, _read(spec, model, tokenizer), "another BOS")
 
 
 def test_the_model_is_read_as_it_predicts_and_left_as_it_was(part):

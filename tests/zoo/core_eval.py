@@ -195,6 +195,17 @@ def plain_is_bos(example, context, policy="bos"):
     return CROP(example, context, "bos")
 
 
+def shots_are_enough(example, context, policy="bos"):
+    """Cuts nothing where examples are dropped, though the item alone may not fit."""
+    return example if policy == "shots" else CROP(example, context, policy)
+
+
+def cut_answers_of_choices_alone(example, context, policy="bos"):
+    """Takes a long answer of language modeling for a whole one."""
+    found = CROP(example, context, policy)
+    return found if len(found.rows) > 1 else found._replace(cut_answer=False)
+
+
 ENCODE = ours.encode
 
 
@@ -227,6 +238,31 @@ def stored_without_delimiter(task, text, rules, folder):
 
     with mock.patch.object(ours, "encode", encode):
         return ENCODED(replace(task, delimiter="", shots=0), text, rules, folder)
+
+
+def stored_without_context(task, text, rules, folder):
+    """Keeps tokens of whatever examples were left, for any context."""
+
+    def encode(task, text, _):
+        return ENCODE(task, text, rules)
+
+    with mock.patch.object(ours, "encode", encode):
+        return ENCODED(task, text, rules._replace(context=None), folder)
+
+
+def stored_without_bos(task, text, rules, folder):
+    """Keeps tokens by the tokenizer's pieces, whichever of them is BOS."""
+
+    class AnyBos(Text):
+        bos = 0
+
+        def __init__(self, text):
+            self.fingerprint = text.fingerprint
+
+        def encode(self, texts):
+            return text.encode(texts)
+
+    return ENCODED(task, AnyBos(text), rules, folder)
 
 
 def stored_by_file(task, text, rules, folder):
@@ -523,6 +559,14 @@ ZOO = {
         wrong(crop=cut_answers_in_silence),
         "test_an_answer_longer_than_the_context_is_counted",
     ),
+    "cut answers of language modeling are not counted": (
+        wrong(crop=cut_answers_of_choices_alone),
+        "test_an_answer_longer_than_the_context_is_counted",
+    ),
+    "dropping examples is enough": (
+        wrong(crop=shots_are_enough),
+        "test_an_item_too_long_without_examples_is_cut_as_ever",
+    ),
     "one way to cut": (
         wrong(crop=plain_is_bos),
         "test_a_plain_cut_has_no_bos_and_none_cuts_nothing",
@@ -590,6 +634,11 @@ ZOO = {
     "items numbered by each rank": (wrong(first_items_of_the_rest), RANKS),
     "tokens stored by the task's name": (wrong(encoded=stored_by_label), STORED),
     "tokens stored by the file": (wrong(encoded=stored_by_file), STORED),
+    "tokens stored without the context": (
+        wrong(encoded=stored_without_context),
+        STORED,
+    ),
+    "tokens stored without BOS": (wrong(encoded=stored_without_bos), STORED),
     "tokens stored without the delimiter": (
         wrong(encoded=stored_without_delimiter),
         STORED,
