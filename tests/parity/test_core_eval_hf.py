@@ -1,5 +1,6 @@
 """Models of transformers get the answers that reading each item alone gives them."""
 
+import copy
 import json
 import math
 import shutil
@@ -246,6 +247,21 @@ def test_bos_is_eos_where_there_is_none(tokenizer):
     assert TheirTokenizer(tokenizer).bos_id == tokenizer.eos_token_id
 
 
+def test_bos_comes_first_and_names_the_stored_tokens(tokenizer):
+    ends = {"bos_token": "<s>", "eos_token": "</s>"}
+    with_both = copy.deepcopy(tokenizer)
+    with_both.add_special_tokens(ends)
+    turned = copy.deepcopy(with_both)
+    turned.bos_token, turned.eos_token = ends["eos_token"], ends["bos_token"]
+    engines = {each.backend_tokenizer.to_str() for each in (with_both, turned)}
+    assert len(engines) == 1
+    first, second = TheirTokenizer(with_both), TheirTokenizer(turned)
+    assert first.bos_id == with_both.convert_tokens_to_ids("<s>")
+    assert second.bos_id == with_both.convert_tokens_to_ids("</s>")
+    assert first.fingerprint != second.fingerprint
+    assert first.fingerprint == TheirTokenizer(copy.deepcopy(with_both)).fingerprint
+
+
 def test_no_token_to_begin_with():
     from tokenizers import Tokenizer, models
 
@@ -264,6 +280,21 @@ def test_texts_are_encoded_as_they_are(tokenizer):
     ids = theirs.encode_batch(texts)
     assert [tokenizer.decode(row) for row in ids] == texts
     assert theirs.encode_batch([]) == []
+
+
+def test_a_bos_that_the_tokenizer_adds_is_left_out(tasks, tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    adding, end = copy.deepcopy(tokenizer), tokenizer.eos_token
+    adding.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    assert adding("ab")["input_ids"][0] == tokenizer.eos_token_id
+    theirs = TheirTokenizer(adding)
+    assert theirs.encode_batch(["ab"]) == TheirTokenizer(tokenizer).encode_batch(["ab"])
+    (found,) = core_eval.encode(tasks[0], Text(theirs), Rules(max_per_task=1))
+    for row in found.rows:
+        assert row.ids.tolist().count(theirs.bos_id) == 1
 
 
 def test_a_slow_tokenizer(tmp_path, tasks, tokenizer):

@@ -236,6 +236,11 @@ def test_a_journal_of_anything_else_is_refused(tmp_path):
         with pytest.raises(ConfigError, match="another folder") as caught:
             evaluate(*three, **more, **keys)
         assert "\n" not in str(caught.value), what
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ConfigError, match="another folder"),
+    ):
+        evaluate(model, tokenizer, tasks, **keys)
     how = {"batch_tokens": 64, "prefix_cache": False}
     report = evaluate(model, tokenizer, tasks, **how, **keys)
     assert all(r.tokens_run == 0 for r in report.tasks.values()), "how it is read"
@@ -274,6 +279,13 @@ def test_no_call_holds_more_than_batch_tokens_or_a_chunk_of_logits(monkeypatch, 
         assert max(rows for rows, _ in sizes) > 8, "rows are not read together"
     wanted = sum(r.logits for r in report.tasks.values())
     assert sum(logits) == wanted, f"{sum(logits)} positions, {wanted} are reported"
+
+
+def test_a_cpu_reads_what_its_cache_holds():
+    tokenizer = rules.Pieces()
+    model, tasks = rules._transformer(tokenizer), rules._load(*rules._suite(2))
+    settings = evaluate(model, tokenizer, tasks).settings
+    assert settings["batch_tokens"] == core_eval.BATCH_TOKENS["cpu"]
 
 
 def test_rows_are_packed_within_the_limit_and_with_little_padding():
@@ -323,6 +335,25 @@ def test_a_shared_story_and_shared_examples_are_read_once():
         assert part < least, f"{label}: {part:.2f} of the tokens were read"
         assert apart.tasks[label].tokens_run >= apart.tasks[label].tokens_alone
         assert result.tokens_alone == apart.tasks[label].tokens_alone
+
+
+# ---- What is said beside the number
+
+
+@pytest.mark.parametrize(
+    ("departure", "words"),
+    [({"legacy_pool": True}, "examples"), ({"legacy_nan": True}, "without a token")],
+)
+def test_each_departure_is_noted(departure, words):
+    tokenizer = rules.Pieces()
+    model, tasks = rules._random_bigram(tokenizer), rules._load(*rules._drawn())
+    usual, other = (
+        evaluate(model, tokenizer, tasks, max_per_task=6, **keys).to_dict()["notes"]
+        for keys in ({}, departure)
+    )
+    assert usual == [note for note in other if note in usual]
+    (added,) = (note for note in other if note not in usual)
+    assert words in added
 
 
 # ---- Any of our models
