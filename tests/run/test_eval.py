@@ -274,6 +274,17 @@ def test_a_sample_of_each_task(home):
     assert not report["settings"]["legacy_pool"]
 
 
+def test_a_run_scores_in_its_own_precision(home):
+    keys = "precision.dtype=bf16", "eval_every=6", f"eval_tasks={home / 'few'}"
+    train(run_of(home, "bf16", *keys), quiet=True)
+    report = stored(home / "bf16" / "mini_core" / "step_00000006")
+    assert report["settings"]["dtype"] == "bfloat16"
+    model, tokenizer, *_ = load_checkpoint(home / "bf16")
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = evaluate(model, tokenizer, load_tasks(home / "few"), context=32)
+    assert report["items"] == json.loads(wanted.to_json())["items"]
+
+
 def broken(folder, home, change):
     """Return a copy of the few tasks with one thing wrong."""
     shutil.copytree(home / "few", folder)
@@ -362,11 +373,15 @@ def test_by_checkpoint_by_folder_and_by_name(home, trained, tmp_path, monkeypatc
     assert littlelm("eval", "tiny", "--data", home / "few") == 0
     whole = (folder / "report.json").read_bytes()
     Journal(folder / "journal", "of a killed evaluation").close()
-    for quick in (["--tasks", "piqa"], ["--max-per-task", 2]):
-        assert littlelm("eval", "tiny", "--data", home / "few", *quick) == 0
-        assert stored(folder / "part")["items"].keys() <= {*FEW}
-        assert (folder / "report.json").read_bytes() == whole
-        assert (folder / "journal" / "rank-0.jsonl").exists()
+    for other in (
+        ["--tasks", "piqa"], ["--max-per-task", 2], ["--context", 24],
+        ["--crop", "plain"], ["--legacy-pool"], ["--legacy-nan"],
+    ):  # fmt: skip
+        assert littlelm("eval", "tiny", "--data", home / "few", *other) == 0
+        assert stored(folder / "part")["items"].keys() <= {*FEW}, other
+        assert (folder / "report.json").read_bytes() == whole, other
+        assert (folder / "journal" / "rank-0.jsonl").exists(), other
+        shutil.rmtree(folder / "part")
 
 
 @pytest.mark.parametrize(
@@ -606,6 +621,28 @@ def test_a_hugging_face_folder_that_is_not_whole(llama, home, tmp_path, capfd):
 # ---- Bits per byte beside it
 
 
+def test_bits_are_of_whole_documents_up_to_a_sample(llama, monkeypatch):
+    """In rows of at most 1024 tokens, for a model without a limit too."""
+    taken, rows = [], []
+
+    def documents(domain, split):
+        for text in ("a" * 60, "b" * 3000, "c" * 5):
+            taken.append(text[0])
+            yield text
+
+    monkeypatch.setattr(corpus, "domains", lambda: ["letters"])
+    monkeypatch.setattr(corpus, "documents", documents)
+    monkeypatch.setattr(evaluation, "TEXT_TOKENS", 62)
+    model, tokenizer = evaluation.load_causal_lm(llama)
+    read = model.hidden
+    monkeypatch.setattr(model, "hidden", lambda x: rows.append(x.shape[1]) or read(x))
+    for context, longest in ((None, 1024), (4096, 1024), (128, 128)):
+        model.cfg.context = context
+        assert evaluation.text_bits(model, tokenizer).keys() == {"letters"}
+        assert (taken, max(rows), sum(rows)) == (["a", "b"], longest, 3060)
+        taken.clear(), rows.clear()
+
+
 def test_bits_per_byte_come_from_the_log_or_are_measured(home, trained, tmp_path):
     checkpoint = "checkpoints/step_00000006"
     shutil.copytree(trained / checkpoint, tmp_path / checkpoint)
@@ -721,6 +758,19 @@ def test_killed_it_goes_on_where_it_was_or_begins_anew(
     assert "is of another model, tokenizer, data or rule" in error
     assert error.count("\n") == 1
     assert not judged
+
+
+def test_items_outlive_a_report_that_could_not_be_written(home, trained, tmp_path):
+    out, options = tmp_path / "out", ["--data", home / "few", "--out", tmp_path / "out"]
+    (out / "report.json").mkdir(parents=True)
+    assert littlelm("eval", trained, *options) == 1
+    assert recorded(out / "journal") == dict.fromkeys(FEW, 12)
+    (out / "report.json").rmdir()
+    assert littlelm("eval", trained, *options, "--resume") == 0
+    report = stored(out)
+    assert report["tokens"]["run"] == 0
+    assert [len(items) for items in report["items"].values()] == [12, 12, 12]
+    assert not (out / "journal").exists()
 
 
 def test_a_journal_survives_half_lines(tmp_path):
