@@ -36,7 +36,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from littlelm_core.config import DataError, LittleLMError
+from littlelm_core.config import ConfigError, DataError, LittleLMError
 from littlelm_core.ingest.core_files import TABLES, read_tasks
 from littlelm_core.ingest.core_tokens import read_tokens, write_tokens
 from littlelm_core.ingest.hugging_face import CausalLM, TheirTokenizer
@@ -104,8 +104,7 @@ class Task:
     between question and answer. baselines: {"v1": per cent, "v2": per cent} of a guess.
     items: the records, shuffled once by `random.Random(1337)` as the reference does, so
     that the first N are a sample. sha256: of the file. published: whether the file is
-    the one whose git blob id the table lists; None where it lists none. listed: how
-    many tasks the table has.
+    that of CORE's task of this label. listed: how many tasks the table has.
     """
 
     label: str
@@ -117,7 +116,7 @@ class Task:
     sha256: str = ""
     category: str = ""
     suite: str = "CORE"
-    published: bool | None = None
+    published: bool = False
     listed: int = 1
 
     @functools.cached_property
@@ -288,17 +287,28 @@ def crop(example: Example, context: int | None, policy: str = "bos") -> Example:
 
 
 class Text:
-    """A tokenizer as the evaluator sees it: anything with `encode` and `bos_id`."""
+    """A tokenizer as the evaluator sees it: anything with `encode` and `bos_id`.
+
+    Raises ConfigError for one without BOS, or that adds it by itself.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.bos = tokenizer, tokenizer.bos_id
         self.fingerprint: str | None = getattr(tokenizer, "fingerprint", None)
+        if self.bos is None:
+            raise ConfigError("the tokenizer has bos_id = None: texts begin with BOS")
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return each text's ids with one BOS in front; in parallel, if it can."""
         batch = getattr(self.tokenizer, "encode_batch", None)
         found = batch(texts) if batch else map(self.tokenizer.encode, texts)
-        return [np.array([self.bos, *ids], dtype=np.int32) for ids in found]
+        rows = [np.array([self.bos, *ids], dtype=np.int32) for ids in found]
+        if rows and all(len(ids) > 1 and ids[1] == self.bos for ids in rows):
+            raise ConfigError(
+                f"the tokenizer begins a text with BOS ({self.bos}) by itself: it must "
+                "encode the text alone, BOS comes in front of it here"
+            )
+        return rows
 
 
 class Rules(NamedTuple):
@@ -420,6 +430,18 @@ class Reader:
         logits_NV = self.model.logits(x_NC) if self.splits else x_NC
         return logits_NV[:, : self.vocab_size].float()
 
+    @torch.inference_mode()
+    def reads_beyond(self) -> bool:
+        """Whether the model reads more tokens than it was made for."""
+        if self.context is None:
+            return True
+        ids_BT = torch.zeros(1, self.context + 1, dtype=torch.int64, device=self.device)
+        try:
+            self.streams(ids_BT)
+        except (LittleLMError, IndexError):
+            return False
+        return True
+
     def read(self, ids_BL: Tensor) -> Any:
         """Read prefixes of one length; return their cache."""
         cache = self.model.make_cache(*ids_BL.shape)
@@ -530,7 +552,7 @@ def judge(
     best = min((loss for loss in losses if loss is not None), default=None)
     choice = 0 if legacy_nan and losses[0] is None else losses.index(best)
     right = choice == task.items[example.index]["gold"]
-    tie = losses.count(best) > 1
+    tie = best is not None and losses.count(best) > 1
     return Item(example.index, right, choice, tuple(losses), tie, **flags)
 
 
@@ -856,6 +878,11 @@ class TaskResult:
         """Items with a choice that has no token of its own."""
         return sum(None in item.scores for item in self.items)
 
+    @property
+    def won_without_score(self) -> int:
+        """Items whose answer is such a choice: legacy_nan, or there is no other."""
+        return sum(item.scores[item.choice] is None for item in self.items)
+
 
 def bootstrap(
     tasks: Sequence[TaskResult], table: str = "v1", draws: int = 10_000, seed: int = 0
@@ -1017,6 +1044,11 @@ def evaluate(
         large = kind != "cpu" and reader.splits
         batch_tokens = BATCH_TOKENS["gpu" if large else "cpu"]
     check_tasks(tasks)
+    if crop == "none" and not reader.reads_beyond():
+        raise ConfigError(
+            f"crop = 'none': the model reads no more than {reader.context} tokens: "
+            "choose bos, plain or shots"
+        )
     choices = {"crop": (crop, CROPS), "baselines": (baselines, TABLES)}
     check_settings(batch_tokens, max_per_task, (rank, world), choices)
     context = context_in_force(reader.context, context, crop)

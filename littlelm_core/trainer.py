@@ -834,11 +834,12 @@ class Trainer(Loop):
     def after_step(self) -> None:
         """Do what this step is due for: save first, then validate, score and sample."""
         self.stopped = self.asked_to_stop()
-        if self.due(self.run.checkpoint_every):
+        scores = self.run.eval_every > 0 and self.due(self.run.eval_every)
+        if scores or self.due(self.run.checkpoint_every):
             self.save()
         if self.due(self.run.validate_every):
             self.validation()
-        if self.run.eval_every > 0 and self.due(self.run.eval_every):
+        if scores:
             self.report.evaluation()
         if self.run.sample_every > 0 and self.due(self.run.sample_every):
             self.report.samples()

@@ -100,8 +100,8 @@ def evaluate(
         part = "part" if tasks or most or other_rules else ""
         folder = out or subject.folder / part
         journal = folder / "journal"
-        if first and not resume:
-            remove(journal)
+        if not resume:
+            remove(journal)  # each of its own disk, if they share none
         world.sum(0)  # the others wait until it is gone
         if first:
             _announce(subject.name, chosen, most, subject.device)
@@ -130,14 +130,15 @@ def evaluate(
             progress.say("bits per byte of validation text")
         with numbers:
             bits = subject.bits()
-        if not first:
-            return
         facts = evaluation.named(report, subject.name, bits)
-        evaluation.save(report, facts, folder, other)
+        if first:
+            evaluation.save(report, facts, folder, other)
+        world.sum(0)  # no journal goes before the report is there
         remove(journal)
-    show_core(facts, console)
-    console.print(f"\npage:   {folder / 'report.html'}", soft_wrap=True)
-    console.print(f"report: {folder / 'report.json'}", soft_wrap=True)
+    if first:
+        show_core(facts, console)
+        lines = f"\npage:   {folder / 'report.html'}\nreport: {folder / 'report.json'}"
+        console.print(lines, soft_wrap=True, markup=False)
 
 
 def _announce(name: str, tasks: Sequence[Any], most: int | None, device: Any) -> None:

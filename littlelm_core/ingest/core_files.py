@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from littlelm_core.config import DataError, nearest
+from littlelm_core.ingest import core_table
 
 KINDS = ("multiple_choice", "schema", "language_modeling")
 TABLES = ("v1", "v2")  # of random baselines
@@ -92,8 +93,8 @@ def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
         ) from error
     items = list(_records(path, data, kind))
     random.Random(1337).shuffle(items)
-    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-    listed = row.get("git_blob_sha1")
+    sha256 = hashlib.sha256(data).hexdigest()
+    file = core_table.file_of(label)
     return {
         "label": label,
         "kind": kind,
@@ -101,9 +102,9 @@ def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
         "delimiter": row["continuation_delimiter"],
         "baselines": {t: float(value) for t, value in baselines.items()},
         "items": tuple(items),
-        "sha256": hashlib.sha256(data).hexdigest(),
+        "sha256": sha256,
         "category": row.get("task_category", ""),
-        "published": None if listed is None else blob == listed,
+        "published": file is not None and file.sha256 == sha256,
     }
 
 
@@ -119,14 +120,24 @@ def _records(path: Path, data: bytes, kind: str) -> Iterator[dict[str, Any]]:
         where = f"{path}:{number}"
         try:
             record = json.loads(line)
+            if "\\ud" in line.lower():  # half a pair of them is no text
+                json.dumps(record, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise DataError(f"{where} has half a character: {error}") from error
         except ValueError as error:
             raise DataError(f"{where} is no JSON: {error}") from error
         for name, type_ in FIELDS[kind].items():
-            if not isinstance(record, dict) or not isinstance(record.get(name), type_):
+            if not isinstance(record, dict) or name not in record:
                 raise DataError(f"{where} lacks {name!r}, which {kind} items have")
+            if type(record[name]) is not type_:
+                raise DataError(
+                    f"{where}: {name} = {record[name]!r} is no {type_.__name__}"
+                )
         options = record.get("choices", record.get("context_options", ()))
         if not all(isinstance(option, str) for option in options):
             raise DataError(f"{where}: an option is no text: {options}")
+        if not record.get("continuation", "-").strip():
+            raise DataError(f"{where}: an empty continuation leaves nothing to score")
         if kind != "language_modeling" and not 0 <= record["gold"] < len(options):
             raise DataError(
                 f"{where}: gold = {record['gold']}, but there are {len(options)} "

@@ -181,6 +181,12 @@ TASKS = (
 )
 
 
+def file_of(label: str) -> File | None:
+    """Return the file of a task; None for a label that is not CORE's."""
+    task = next((task for task in TASKS if task.label == label), None)
+    return task and FILES[task.file or f"{label}.jsonl"]
+
+
 def core_yaml() -> str:
     """Return the table of tasks, as `load_tasks` reads it."""
     lines = ["# Written by `littlelm data prepare core`; baselines in percent.", ""]

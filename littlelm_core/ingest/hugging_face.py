@@ -74,8 +74,8 @@ class CausalLM(nn.Module):
 
     It has `make_cache` only where the model's cache can be shared out among rows:
     recurrent states and buffers of a fixed size mostly cannot. `cfg` has the context
-    (None: no limit) and the vocabulary; ids beyond the tokenizer's stay in, as padding
-    that the model has learned not to use.
+    (None: no limit), the vocabulary and their own configuration; ids beyond the
+    tokenizer's stay in, as padding that the model has learned not to use.
     Raises ConfigError for a model that looks ahead.
     """
 
@@ -84,7 +84,9 @@ class CausalLM(nn.Module):
         self.model = model
         config = model.config.get_text_config()
         self.cfg = SimpleNamespace(
-            context=_positions(config), vocab_size=config.vocab_size
+            context=_positions(config),
+            vocab_size=config.vocab_size,
+            theirs=config.to_json_string(),
         )
         # What makes the streams that the head reads: the model itself, if it is one.
         self.body = model.base_model

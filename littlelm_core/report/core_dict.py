@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from littlelm_core.ingest import core_table
 from littlelm_core.ingest.core_files import TABLES
 
 FORMAT = 1
-CORE_TASKS = 22
 
 
 def digest_of(*parts: Any) -> str:
@@ -32,6 +32,32 @@ def table_digest(tasks: Iterable[Any]) -> str:
     )
 
 
+def departures(tasks: Iterable[Any]) -> list[str]:
+    """Return in what these tasks are not those of CORE, a line each."""
+    known = {task.label: task for task in core_table.TASKS}
+    foreign, changed, asked = [], [], []
+    for task in tasks:
+        if task.label not in known:
+            foreign.append(task.label)
+            continue
+        if not task.published:
+            changed.append(task.label)
+        mine = (task.kind, task.shots, *map(task.baselines.get, TABLES), task.delimiter)
+        if mine != known[task.label][1:6]:
+            asked.append(task.label)
+    named = {
+        "not among CORE's tasks": foreign,
+        "not the published files": changed,
+        "not CORE's kind, shots, delimiter or baselines": asked,
+    }
+    return [f"{what}: {_some(labels)}" for what, labels in named.items() if labels]
+
+
+def _some(labels: Sequence[str], most: int = 4) -> str:
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return ", ".join(labels[:most]) + more
+
+
 def core_dict(report: Any) -> dict[str, Any]:
     """Return a `CoreReport` without its items; shares from 0 to 1, baselines in %."""
     results = list(report.tasks.values())
@@ -42,7 +68,9 @@ def core_dict(report: Any) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "suite": report.suite,
-        "is_core": report.whole and report.suite == "CORE" and len(tasks) == CORE_TASKS,
+        "is_core": report.suite == "CORE"
+        and len(tasks) == len(core_table.TASKS)
+        and not departures(tasks),
         "notes": core_notes(report),
         "core": report.core if report.whole else None,
         "mean_of_tasks": report.core,
@@ -78,6 +106,7 @@ def task_facts(result: Any) -> dict[str, Any]:
         "truncated": result.truncated,
         "ties": result.ties,
         "no_score": result.no_score,
+        "won_without_score": result.won_without_score,
         "border": result.count("border"),
         "cut_answers": result.count("cut_answer"),
         "settled": result.count("settled"),
@@ -97,16 +126,17 @@ def core_notes(report: Any) -> list[str]:
         found.append(
             f"{report.suite} is not CORE: its score compares with no published one"
         )
+    else:
+        found += departures(result.task for result in report.tasks.values())
     if not report.whole:
         listed = max(r.task.listed for r in report.tasks.values())
         found.append(f"{len(report.tasks)} of {listed} tasks: no {report.suite}")
     sampled = [r for r in report.tasks.values() if r.n < len(r.task.items)]
     if sampled:
         found.append(f"{len(sampled)} tasks by a sample of their items")
-    if changed := [k for k, r in report.tasks.items() if r.task.published is False]:
-        found.append(f"not the published files: {', '.join(changed)}")
-    if report.settings["legacy_pool"]:
+    if sampled and report.settings["legacy_pool"]:
         found.append("examples drawn from the sample alone, as in a quick mode")
     if report.settings["legacy_nan"]:
-        found.append("a first choice without a token of its own wins")
+        won = sum(result.won_without_score for result in report.tasks.values())
+        found.append(f"a first choice without a token of its own wins: {won} items")
     return found

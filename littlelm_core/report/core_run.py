@@ -84,9 +84,12 @@ def check_ids(label: str, example: Any, vocab_size: int | None) -> None:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Return a digest of some hundred numbers of each weight: enough to tell models."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
+    """Return a digest of some hundred numbers of each weight and buffer.
+
+    Enough to tell models, with what their configuration says.
+    """
+    digest = hashlib.sha256(repr(getattr(model, "cfg", "")).encode())
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
         flat = weight.detach().flatten()
         some = flat[:: max(flat.numel() // 256, 1)].float().cpu().numpy()
         digest.update(f"{name}{tuple(weight.shape)}".encode() + some.tobytes())

@@ -37,7 +37,12 @@ from littlelm_core.ingest.core_bundle import tasks_folder
 from littlelm_core.ingest.hugging_face import CausalLM, load_causal_lm
 from littlelm_core.model import model_config
 from littlelm_core.report.core import core_record, write_core_page
-from littlelm_core.report.core_dict import FORMAT
+from littlelm_core.report.core_dict import (
+    FORMAT,
+    data_digest,
+    digest_of,
+    table_digest,
+)
 from littlelm_core.report.core_run import EvaluationStopped
 from littlelm_core.report.eval_progress import EvalProgress
 from littlelm_core.report.log import read_metrics, write_text
@@ -77,6 +82,19 @@ def enough(
     return tasks
 
 
+def is_scored(trainer: Any, record: Mapping[str, Any] | None) -> bool:
+    """Whether a "core" record of the log is of the tasks that the run names now."""
+    if record is None:
+        return False
+    now = exam_of(run_tasks(trainer.run), trainer.run.eval_max_per_task)
+    return record.get("exam") == now
+
+
+def exam_of(tasks: Sequence[Task], most: int) -> str:
+    """Return a digest of tasks and how many items of each are scored, -1: all."""
+    return digest_of(data_digest(tasks), table_digest(tasks), most)
+
+
 def evaluate_run(
     trainer: Any, validation: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
@@ -114,7 +132,7 @@ def evaluate_run(
     if world.rank == 0:
         step = f"step_{trainer.step:08d}"
         save(report, facts, trainer.run_dir / short(report.suite) / step)
-    return core_record(facts)
+    return core_record(facts) | {"exam": exam_of(tasks, run.eval_max_per_task)}
 
 
 def short(suite: str) -> str:
@@ -223,11 +241,13 @@ def load_subject(name: str, suite: str, world: World) -> Subject:
         folder = Path("runs") / f"eval-{path.resolve().name}" / short(suite)
         bits = partial(text_bits, model, tokenizer)
         return Subject(name, model, tokenizer, None, folder, bits)
-    checkpoint = find_checkpoint(name)
+    checkpoint = find_checkpoint(name).resolve()
     model, tokenizer, run, state = load_checkpoint(checkpoint, device)
-    run_dir, step = checkpoint.resolve().parents[1], state["step"]
+    # A checkpoint that was copied elsewhere has no log there.
+    own = checkpoint.parent.name == "checkpoints"
+    run_dir, step = checkpoint.parents[1] if own else None, state["step"]
     context = model_config(run, tokenizer.vocab_size).context
-    folder = run_dir / short(suite) / checkpoint.name
+    folder = (run_dir or checkpoint.parent) / short(suite) / checkpoint.name
     bits = partial(checkpoint_bits, model, tokenizer, run, run_dir, step, world)
     name = f"{run.name}, step {step}"
     return Subject(name, model, tokenizer, context, folder, bits)
@@ -266,18 +286,26 @@ SAMPLE_TOKENS, TEXT_TOKENS = 16384, 4096
 
 
 def checkpoint_bits(
-    model: nn.Module, tokenizer: Any, run: Any, run_dir: Path, step: int, world: World
+    model: nn.Module,
+    tokenizer: Any,
+    run: Any,
+    run_dir: Path | None,
+    step: int,
+    world: World,
 ) -> dict[str, float]:
     """Return what the run's log says for this step; else score a sample now.
 
-    Nothing where the run's data is not here, for any process.
+    Nothing where the run's data, of the same tokenizer, is not here for any process.
     """
-    for record in reversed(read_metrics(run_dir / "metrics.jsonl")):  # the whole split
+    records = read_metrics(run_dir / "metrics.jsonl") if run_dir else []
+    for record in reversed(records):  # the whole split
         if record["event"] == "validation" and record["step"] == step:
             return bits_of(record)
     data = None
     with suppress(LittleLMError):
         data = prepare_run(run)
+    if data and data.tokenizer.fingerprint != tokenizer.fingerprint:
+        data = None  # prepared anew since: its ids mean other bytes
     if any(world.sum(data is None)):  # one that leaves alone keeps the others waiting
         return {}
     device = next(model.parameters()).device

@@ -70,6 +70,6 @@ def recorded(folder: str | Path) -> Counter[str]:
 def remove(folder: str | Path) -> None:
     """Delete a folder's journal, and the folder when nothing else is in it."""
     for path in Path(folder).glob(FILES):
-        path.unlink()
+        path.unlink(missing_ok=True)  # another process may do the same
     with contextlib.suppress(OSError):  # there is none, or it holds other files
         Path(folder).rmdir()

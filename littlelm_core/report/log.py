@@ -15,7 +15,7 @@ validation  domains: loss, bits_per_byte, tokens, bytes of each and "overall"; w
 core        suite ("CORE" or "mini CORE"); core: the mean centered accuracy of all its
             tasks, null where only some ran; mean_of_tasks: of those that ran, and the
             95 % interval of it; tasks: accuracy and centered of each label; seconds
-            that it took
+            that it took; exam: a digest of the tasks and how many items of each
 sample      domain, prompt and the text that the model wrote
 end         status "finished", "interrupted" or "failed", and then the error
 """

@@ -74,12 +74,15 @@ class Report:
 
         A signal ends it without a record: the run that goes on owes it.
         """
-        from littlelm_core.report.evaluation import evaluate_run  # needs chapter 15
+        from littlelm_core.report import evaluation  # needs chapter 15
 
         trainer = self.trainer
-        if trainer.stopped or self.log.last("core", trainer.step):
+        done = self.log.last("core", trainer.step)
+        if trainer.stopped or evaluation.is_scored(trainer, done):
             return
-        record = evaluate_run(trainer, self.log.last("validation", trainer.step))
+        record = evaluation.evaluate_run(
+            trainer, self.log.last("validation", trainer.step)
+        )
         if record is None:
             trainer.stopped = trainer.asked_to_stop()
         else:

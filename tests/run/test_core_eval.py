@@ -9,6 +9,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,11 +39,13 @@ from littlelm_core.core_eval import (
     shots_of,
     spread,
 )
+from littlelm_core.ingest import core_table
 from littlelm_core.report.core_run import EvaluationStopped, merge
 from littlelm_core.tokenizer import Tokenizer, train_bpe
 
 rules = load_contract("core_eval")
 
+MINI = Path(__file__).parents[2] / "data" / "mini_core"
 REAL = Path(__file__).parents[3] / "shared" / "core"
 real_files = pytest.mark.skipif(not REAL.is_dir(), reason="no ../shared/core here")
 
@@ -195,6 +198,60 @@ def test_a_killed_evaluation_goes_on_and_reads_nothing_twice(tmp_path, after, by
             again = [row for row in read if row[: len(ids)] == tuple(ids)
                      and not any(row[len(ids) :])]  # fmt: skip
             assert not again, f"item {index} of {label} was read again"
+
+
+def test_a_journal_is_of_one_model_with_its_buffers_and_settings(tmp_path):
+    class Scaled(torch.nn.Module):
+        def __init__(self, seed, scale=1.0):
+            super().__init__()
+            size = tokenizer.vocab_size
+            draw = torch.Generator().manual_seed(seed)
+            self.register_buffer("table_VV", torch.randn(size, size, generator=draw))
+            self.cfg = SimpleNamespace(vocab_size=size, context=None, scale=scale)
+
+        def forward(self, ids_BT):
+            return self.table_VV[ids_BT] * self.cfg.scale
+
+    tokenizer, tasks = rules.Pieces(), rules._load(*rules._drawn(2))
+    keys = {"journal": tmp_path / "journal"}
+    whole = evaluate(Scaled(1), tokenizer, tasks, **keys)
+    for other in (Scaled(2), Scaled(1, scale=2.0)):
+        with pytest.raises(ConfigError, match="another model"):
+            evaluate(other, tokenizer, tasks, **keys)
+    assert answers(evaluate(Scaled(1), tokenizer, tasks, **keys)) == answers(whole)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_tokenizer_that_adds_bos_itself_is_refused(many):
+    class Adds(rules.Pieces):
+        def encode(self, text):
+            return [self.bos_id, *super().encode(text)]
+
+    tokenizer, tasks = Adds(), rules._load(*rules._drawn(2))
+    if many:
+        tokenizer.encode_batch = lambda texts: list(map(tokenizer.encode, texts))
+    model = rules._random_bigram(tokenizer)
+    with pytest.raises(ConfigError, match=r"BOS .* by itself"):
+        evaluate(model, tokenizer, tasks)
+    tokenizer.bos_id = None
+    with pytest.raises(ConfigError, match="bos_id = None"):
+        evaluate(model, tokenizer, tasks)
+
+
+def test_answers_without_a_score_are_counted():
+    choices = [["b", "bc"], ["bc", "b"], ["d", "d"], ["c", "d"]]
+    records = [{"query": "a", "choices": c, "gold": 0} for c in choices]
+    tokenizer = rules.Pieces()
+    model = rules._random_bigram(tokenizer)
+    tasks = rules._load(rules._spec("multiple_choice", records))
+    for legacy, won in ((False, 1), (True, 2)):  # "d" has nothing against "d"
+        report = evaluate(model, tokenizer, tasks, legacy_nan=legacy)
+        (result,) = report.tasks.values()
+        assert (result.no_score, result.won_without_score) == (3, won)
+        assert result.ties == 0
+        said = [note for note in report.notes if "without a token" in note]
+        assert len(said) == legacy
+        assert all(note.endswith("2 items") for note in said)
 
 
 def test_half_a_line_is_scored_again(tmp_path):
@@ -434,6 +491,9 @@ RECORD = b'{"query": "a", "choices": ["b", "c"], "gold": 0}\n'
         (RECORD.replace(b'"c"', b"3"), "task1.jsonl:1"),
         (RECORD.replace(b'"b", "c"', b""), "task1.jsonl:1"),
         (RECORD.replace(b"query", b"context"), "task1.jsonl:1 lacks 'query'"),
+        (RECORD.replace(b"0", b"true"), "gold = True is no int"),
+        (RECORD.replace(b"0", b'"1"'), "gold = '1' is no int"),
+        (RECORD.replace(b'"c"', b'"\\ud83d"'), "task1.jsonl:1 has half a character"),
         (b"\xff\xfe" + RECORD, "task1.jsonl"),
     ],
 )
@@ -443,6 +503,15 @@ def test_a_broken_file_is_named_with_its_line(tmp_path, file, told):
         load_tasks(tmp_path)
     assert told in str(caught.value), caught.value
     assert "\n" not in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize("kind", ["schema", "language_modeling"])
+def test_a_continuation_that_is_empty_is_named_with_its_line(tmp_path, kind):
+    records = [{"context": "ab", "context_options": ["a", "b"], "gold": 0,
+                "continuation": c} for c in ("b", " ")]  # fmt: skip
+    rules._write(tmp_path, [rules._spec(kind, records, 0, "", "task")])
+    with pytest.raises(DataError, match="jsonl:2: an empty continuation"):
+        load_tasks(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -485,22 +554,48 @@ def test_a_folder_without_a_table_or_with_no_yaml_is_one_line(tmp_path):
         assert "\n" not in str(caught.value), caught.value
 
 
-def test_a_file_knows_whether_it_is_the_published_one(tmp_path):
-    rules._write(tmp_path, rules._suite(3))
-    table = yaml.safe_load((tmp_path / "core.yaml").read_text("utf-8"))
-    for row in table["icl_tasks"][1:]:
-        data = (tmp_path / row["dataset_uri"]).read_bytes()
-        blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-        row["git_blob_sha1"] = blob
-    (tmp_path / "core.yaml").write_text(yaml.safe_dump(table), "utf-8")
-    with (tmp_path / "task2.jsonl").open("ab") as file:
-        file.write(RECORD)
-    tasks = load_tasks(tmp_path)
-    assert [task.published for task in tasks] == [None, True, False]
-    tokenizer = rules.Pieces()
-    report = evaluate(rules._random_bigram(tokenizer), tokenizer, tasks)
-    notes = [n for n in report.to_dict()["notes"] if "not the published files" in n]
-    assert notes == ["not the published files: task2"]
+@pytest.fixture
+def called_core(tmp_path, monkeypatch):
+    """mini CORE's files in a table without a name, as if they were the real ones."""
+    table = yaml.safe_load((MINI / "core.yaml").read_text("utf-8"))
+    del table["name"]
+    for row in table["icl_tasks"]:
+        name = row["dataset_uri"]
+        data = (MINI / name).read_bytes()
+        (tmp_path / name).write_bytes(data)
+        sha256 = hashlib.sha256(data).hexdigest()
+        file = core_table.FILES[name]._replace(sha256=sha256)
+        monkeypatch.setitem(core_table.FILES, name, file)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda rows: None, None),
+        (lambda rows: rows[3].update(num_fewshot=[0]), "shots, delimiter or baselines"),
+        (lambda rows: rows[3].update(random_baseline_v2=0), "delimiter or baselines"),
+        (lambda rows: rows[3].update(continuation_delimiter=" "), "or baselines"),
+        (lambda rows: rows[3].update(dataset_uri="piqa.jsonl"), "the published files"),
+        (lambda rows: rows[3].update(label="arc"), "not among CORE's tasks: arc"),
+        (lambda rows: rows.pop(3), None),
+    ],
+)
+def test_what_is_called_core_is_compared_with_it(called_core, tmp_path, change, told):
+    rows = called_core["icl_tasks"]
+    change(rows)
+    (tmp_path / "core.yaml").write_text(yaml.safe_dump(called_core), "utf-8")
+    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
+    model = torch.nn.Embedding(tokenizer.vocab_size, tokenizer.vocab_size)
+    facts = evaluate(
+        model, tokenizer, load_tasks(tmp_path), max_per_task=1, context=64
+    ).to_dict()
+    notes = [note for note in facts["notes"] if "sample" not in note]
+    assert facts["is_core"] is (told is None and len(rows) == 22)
+    assert len(notes) == (told is not None)
+    if told:
+        assert told in notes[0]
+        assert rows[3]["label"] in notes[0]
 
 
 # ---- The real files

@@ -78,7 +78,8 @@ def report_of(seed=1, labels=None, suite="CORE", model="d12", **more):
             "centered_v2": (right / n - v2 / 100) / (1 - v2 / 100),
             "baseline_v1": v1, "baseline_v2": v2, "accuracy_uncropped": right / n,
             "n_uncropped": n - cropped, "truncated": cropped, "ties": rng.randrange(5),
-            "no_score": 0, "border": 0, "cut_answers": 0, "settled": 0,
+            "no_score": 0, "won_without_score": 0, "border": 0, "cut_answers": 0,
+            "settled": 0,
             "tokens_alone": n * 2000, "tokens_run": n * 800, "logits": n * 20,
             "seconds": n / 100, "sha256": f"{label}-sha", "published": True,
         }  # fmt: skip

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from littlelm_core.core_eval import evaluate, load_tasks
 from littlelm_core.report import evaluation
 from littlelm_core.report.eval_progress import EvalProgress
 from littlelm_core.report.journal import Journal, recorded, remove
+from littlelm_core.tokenizer import Tokenizer
 from littlelm_core.trainer import (
     World,
     load_checkpoint,
@@ -183,6 +185,17 @@ def test_a_run_evaluates_after_its_checkpoints_and_trains_on_unchanged(
         assert (report["bits_per_byte"] != {}) == (record["step"] == 5)  # validated
 
 
+def test_a_run_that_saves_only_its_end_saves_before_it_evaluates(home, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        evaluation, "evaluate_run",
+        lambda trainer, _: found.append(newest_checkpoint(trainer.run_dir).name),
+    )  # fmt: skip
+    keys = "checkpoint_every=-1", "eval_every=3", f"eval_tasks={home / 'few'}"
+    train(run_of(home, "rarely", *keys), quiet=True)
+    assert found == ["step_00000003", "step_00000006"]
+
+
 def test_the_pages_show_the_score(trained):
     last = records(trained, "core")[-1]
     score = f"{last['core']:.4f}"
@@ -211,6 +224,11 @@ def test_nothing_is_evaluated_twice(home, trained, monkeypatch):
     train(run_of(home, "twice", *keys), quiet=True)
     assert calls == [2, 4, 6]
     assert [r["step"] for r in records(home / "twice", "core")] == [2, 4, 6]
+    for more in (["eval_max_per_task=3"], [f"eval_tasks={MINI}"]):
+        for _ in range(2):  # other tasks or more of them are owed, once
+            train(run_of(home, "twice", *keys, *more), quiet=True)
+    assert calls == [2, 4, 6, 6, 6]
+    assert len(records(home / "twice", "core")[-1]["tasks"]) == 22
 
 
 def test_a_signal_ends_an_evaluation_which_the_run_then_owes(home, bare):
@@ -439,7 +457,7 @@ def test_beside_another_report(home, trained, bare, tmp_path):
         (["--context", 0], "--context 0 must be"),
         (["--context", 33], "made for 32"),
         (["--crop", "bso"], "did you mean 'bos'?"),
-        (["--crop", "none"], "the context is 32"),
+        (["--crop", "none"], "the model reads no more than 32 tokens"),
         (["--baselines", "v3"], "valid: v1, v2"),
         (["--precision", "fp8"], "valid: auto, bf16, fp32"),
         (["--batch-tokens", 0], "--batch-tokens 0"),
@@ -472,7 +490,7 @@ def test_a_wrong_option_is_one_line(home, trained, options, words, capfd, monkey
     assert words in error
     assert error.count("\n") == 1
     # Most are refused before the model is loaded, and all before a table is printed.
-    asks_the_model = "the context is", "made for", "own.py/journal"
+    asks_the_model = "the model reads", "made for", "own.py/journal"
     assert out.count("\n") == any(word in error for word in asks_the_model)
 
 
@@ -521,11 +539,11 @@ def test_the_output_fits_80_columns(home, trained, tmp_path, monkeypatch):
     console = Console(file=written, force_terminal=True, width=80, highlight=False)
     monkeypatch.setattr("littlelm_core.cli.evaluate.console", console)
     monkeypatch.chdir(tmp_path)
-    assert littlelm("eval", trained, "--data", MINI, "--out", "here") == 0
+    assert littlelm("eval", trained, "--data", MINI, "--out", "[red]") == 0
     lines = re.sub(r"\x1b\[[\d;]*m", "", written.getvalue()).splitlines()
     assert max(map(len, lines)) <= 80
     assert sum("choice" in line or " lm " in line for line in lines) >= 20
-    assert lines[-2:] == ["page:   here/report.html", "report: here/report.json"]
+    assert lines[-2:] == ["page:   [red]/report.html", "report: [red]/report.json"]
 
 
 # ---- A model of one's own, FP8, Hugging Face
@@ -679,6 +697,33 @@ def test_without_the_runs_data_there_is_a_score_all_the_same(home, trained, tmp_
     assert stored(tmp_path / "out")["bits_per_byte"] == {}
 
 
+def test_data_of_another_tokenizer_measures_nothing(home, trained, monkeypatch):
+    model, tokenizer, run, _ = load_checkpoint(trained)
+    data = evaluation.prepare_run(run)
+    data = replace(data, tokenizer=Tokenizer({bytes([255 - i]): i for i in range(256)}))
+    monkeypatch.setattr(evaluation, "prepare_run", lambda run: data)
+    arguments = run, None, 6, World()
+    assert evaluation.checkpoint_bits(model, tokenizer, *arguments) == {}
+    assert evaluation.checkpoint_bits(model, data.tokenizer, *arguments) != {}
+
+
+def test_a_copied_checkpoint_is_of_no_run_beside_it(
+    home, trained, tmp_path, monkeypatch
+):
+    """Reports come to lie beside it; the log there is another run's."""
+    copy = tmp_path / "home" / "saved" / "step_00000006"
+    shutil.copytree(trained / "checkpoints" / "step_00000006", copy)
+    logged = {"up": {"bits_per_byte": 1.5}, "down": {"bits_per_byte": 1.5}}
+    record = {"event": "validation", "step": 6, "domains": logged}
+    (tmp_path / "home" / "metrics.jsonl").write_text(json.dumps(record), "utf-8")
+    monkeypatch.chdir(copy)
+    assert littlelm("eval", ".", "--data", home / "few") == 0
+    report = stored(copy.parent / "mini_core" / "step_00000006")
+    assert report["bits_per_byte"].keys() == {"up", "down"}
+    assert 1.5 not in report["bits_per_byte"].values()
+    assert not (tmp_path / "home" / "mini_core").exists()
+
+
 def test_what_one_process_lacks_none_measures(trained, tmp_path):
     """Else the others wait for its share of the sum."""
 
@@ -807,6 +852,28 @@ def test_processes_share_the_items_and_one_speaks(home, bare, tmp_path):
     for label, items in alone["items"].items():
         assert choices(report["items"][label]) == choices(items)
     assert not (tmp_path / "journal").exists()
+
+
+def test_each_process_clears_the_disk_that_it_has(home, bare, tmp_path):
+    """Two machines that share no disk: each has its part of the journal."""
+    script = tmp_path / "apart.py"
+    script.write_text(
+        "import os, sys\n"
+        "from littlelm_core import cli\n"
+        "os.chdir(os.environ['RANK'])\n"
+        "cli.main(sys.argv[1:])\n",
+        "utf-8",
+    )
+    for rank in (0, 1):
+        journal = tmp_path / str(rank) / "out" / "journal"
+        Journal(journal, "of another model", rank).close()
+    start = [*torchrun(2), script, "eval", bare, "--data", home / "few", "--out", "out"]
+    done = subprocess.run(
+        list(map(str, start)), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert stored(tmp_path / "0" / "out")["settings"]["world"] == 2
+    assert not list(tmp_path.glob("?/out/journal"))
 
 
 # ---- How far it is
