@@ -296,7 +296,9 @@ class Text:
         self.tokenizer, self.bos = tokenizer, tokenizer.bos_id
         self.fingerprint: str | None = getattr(tokenizer, "fingerprint", None)
         if self.bos is None:
-            raise ConfigError("the tokenizer has bos_id = None: texts begin with BOS")
+            raise ConfigError(
+                "the tokenizer has bos_id = None: name an id to begin with"
+            )
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return each text's ids with one BOS in front; in parallel, if it can."""
@@ -431,16 +433,17 @@ class Reader:
         return logits_NV[:, : self.vocab_size].float()
 
     @torch.inference_mode()
-    def reads_beyond(self) -> bool:
-        """Whether the model reads more tokens than it was made for."""
-        if self.context is None:
-            return True
-        ids_BT = torch.zeros(1, self.context + 1, dtype=torch.int64, device=self.device)
+    def check_length(self, length: int) -> None:
+        """Raise ConfigError if a model does not read more than it was made for."""
+        if self.context is None or length <= self.context:
+            return
         try:
-            self.streams(ids_BT)
-        except (LittleLMError, IndexError):
-            return False
-        return True
+            self.streams(torch.zeros(1, length, dtype=torch.int64, device=self.device))
+        except (LittleLMError, IndexError, RuntimeError) as error:
+            raise ConfigError(
+                f"crop = 'none' leaves {length} tokens, and the model reads no more "
+                f"than {self.context}: choose bos, plain or shots"
+            ) from error
 
     def read(self, ids_BL: Tensor) -> Any:
         """Read prefixes of one length; return their cache."""
@@ -988,6 +991,13 @@ class CoreReport:
 
 # ---- All of it
 
+
+def _told_apart(text: Text, tasks: Sequence[Task]) -> list[list[int]]:
+    """Return what a tokenizer without a fingerprint makes of each task's first item."""
+    rows = [row for task in tasks for row in prompts(task, 0, [])[0]]
+    return [ids.tolist() for ids in text.encode(rows)]
+
+
 # Tokens read at a time. On a CPU they should stay in the cache.
 BATCH_TOKENS = {"cpu": 2048, "gpu": 65536}
 
@@ -1026,7 +1036,7 @@ def evaluate(
     prompts. journal: a folder for finished items, from which the same call goes on.
     progress: called as progress(label, items finished); False ends the evaluation.
     rank, world: this process's share of the items. Where torch.distributed runs, all
-    ranks get the whole report; else `merge` makes it.
+    ranks get the whole report; else `core_run.merge` makes it.
     Answers do not depend on batch_tokens, prefix_cache, rank or world; in bf16 but for
     the few where rounding moves a score by more than MARGINS.
     Raises ConfigError for settings that mean nothing, DataError for tasks that lack
@@ -1044,13 +1054,8 @@ def evaluate(
         large = kind != "cpu" and reader.splits
         batch_tokens = BATCH_TOKENS["gpu" if large else "cpu"]
     check_tasks(tasks)
-    if crop == "none" and not reader.reads_beyond():
-        raise ConfigError(
-            f"crop = 'none': the model reads no more than {reader.context} tokens: "
-            "choose bos, plain or shots"
-        )
     choices = {"crop": (crop, CROPS), "baselines": (baselines, TABLES)}
-    check_settings(batch_tokens, max_per_task, (rank, world), choices)
+    check_settings(batch_tokens, max_per_task, rank, world, choices)
     context = context_in_force(reader.context, context, crop)
     rules = Rules(context, crop, max_per_task, legacy_pool, legacy_nan)
     autocast = torch.is_autocast_enabled(kind)
@@ -1058,7 +1063,8 @@ def evaluate(
     started, clock = time.perf_counter(), {"tokenize": 0.0, "model": 0.0}
     book, done = None, {task.label: {} for task in tasks}
     if journal is not None:
-        key = journal_key(model, tasks, text.fingerprint, rules, str(dtype))
+        known = text.fingerprint or _told_apart(text, tasks)
+        key = journal_key(model, tasks, known, text.bos, rules, str(dtype))
         book = Journal(journal, key, rank)
         for label, index, right, choice, losses, *flags in book.records:
             done[label][index] = Item(index, right, choice, tuple(losses), *flags)
@@ -1076,8 +1082,9 @@ def evaluate(
         for task in tasks:
             before = time.perf_counter()
             examples = encoded(task, text, rules, token_cache)
-            for example in examples:
-                check_ids(task.label, example, reader.vocab_size)
+            check_ids(task.label, examples, reader.vocab_size)
+            if crop == "none":
+                reader.check_length(max(len(r.ids) for e in examples for r in e.rows))
             clock["tokenize"] += time.perf_counter() - before
             before = time.perf_counter()
             finish = _Finish(task, examples, rules, MARGINS.get(dtype, 1e-4))

@@ -834,12 +834,12 @@ class Trainer(Loop):
     def after_step(self) -> None:
         """Do what this step is due for: save first, then validate, score and sample."""
         self.stopped = self.asked_to_stop()
-        scores = self.run.eval_every > 0 and self.due(self.run.eval_every)
-        if scores or self.due(self.run.checkpoint_every):
+        evaluates = self.run.eval_every > 0 and self.due(self.run.eval_every)
+        if evaluates or self.due(self.run.checkpoint_every):
             self.save()
         if self.due(self.run.validate_every):
             self.validation()
-        if scores:
+        if evaluates:
             self.report.evaluation()
         if self.run.sample_every > 0 and self.due(self.run.sample_every):
             self.report.samples()

@@ -130,8 +130,8 @@ def evaluate(
             progress.say("bits per byte of validation text")
         with numbers:
             bits = subject.bits()
-        facts = evaluation.named(report, subject.name, bits)
         if first:
+            facts = evaluation.named(report, subject.name, bits)
             evaluation.save(report, facts, folder, other)
         world.sum(0)  # no journal goes before the report is there
         remove(journal)

@@ -17,6 +17,7 @@ import yaml
 from littlelm_core.config import DataError, nearest
 from littlelm_core.ingest import core_table
 
+WORDS = {str: "text", list: "list", int: "whole number"}
 KINDS = ("multiple_choice", "schema", "language_modeling")
 TABLES = ("v1", "v2")  # of random baselines
 FIELDS = {
@@ -30,7 +31,8 @@ def read_tasks(folder: Path) -> list[dict[str, Any]]:
     """Return the fields of `core_eval.Task` for each task of a folder.
 
     Raises DataError, in one line with file and line number: a file that is missing or
-    empty, a record that lacks a field, a gold answer that is not among the choices.
+    empty, a record that lacks a field or has another kind of value there, half a
+    character, an empty continuation, a gold answer that is not among the choices.
     """
     path = folder / "core.yaml"
     try:
@@ -131,12 +133,13 @@ def _records(path: Path, data: bytes, kind: str) -> Iterator[dict[str, Any]]:
                 raise DataError(f"{where} lacks {name!r}, which {kind} items have")
             if type(record[name]) is not type_:
                 raise DataError(
-                    f"{where}: {name} = {record[name]!r} is no {type_.__name__}"
+                    f"{where}: {name} = {record[name]!r} is no {WORDS[type_]}"
                 )
-        options = record.get("choices", record.get("context_options", ()))
+        lists = (record[name] for name, type_ in FIELDS[kind].items() if type_ is list)
+        options = next(lists, ())
         if not all(isinstance(option, str) for option in options):
             raise DataError(f"{where}: an option is no text: {options}")
-        if not record.get("continuation", "-").strip():
+        if "continuation" in FIELDS[kind] and not record["continuation"].strip():
             raise DataError(f"{where}: an empty continuation leaves nothing to score")
         if kind != "language_modeling" and not 0 <= record["gold"] < len(options):
             raise DataError(

@@ -33,7 +33,8 @@ def table_digest(tasks: Iterable[Any]) -> str:
 
 
 def departures(tasks: Iterable[Any]) -> list[str]:
-    """Return in what these tasks are not those of CORE, a line each."""
+    """Return in what tasks that are called CORE are other ones, a line each."""
+    tasks = list(tasks)
     known = {task.label: task for task in core_table.TASKS}
     foreign, changed, asked = [], [], []
     for task in tasks:
@@ -42,20 +43,24 @@ def departures(tasks: Iterable[Any]) -> list[str]:
             continue
         if not task.published:
             changed.append(task.label)
-        mine = (task.kind, task.shots, *map(task.baselines.get, TABLES), task.delimiter)
-        if mine != known[task.label][1:6]:
+        its = known[task.label]
+        mine = task.kind, task.shots, task.delimiter, task.baselines
+        if mine != (its.kind, its.shots, its.delimiter, {"v1": its.v1, "v2": its.v2}):
             asked.append(task.label)
     named = {
         "not among CORE's tasks": foreign,
         "not the published files": changed,
         "not CORE's kind, shots, delimiter or baselines": asked,
     }
-    return [f"{what}: {_some(labels)}" for what, labels in named.items() if labels]
+    listed, own = tasks[0].listed, len(core_table.TASKS)
+    found = [] if listed == own else [f"a table of {listed} tasks: CORE has {own}"]
+    found += [f"{what}: {_some(labels)}" for what, labels in named.items() if labels]
+    return found
 
 
-def _some(labels: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return ", ".join(labels[:most]) + more
+def _some(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
+    return ", ".join(labels[:4]) + more
 
 
 def core_dict(report: Any) -> dict[str, Any]:
@@ -138,5 +143,7 @@ def core_notes(report: Any) -> list[str]:
         found.append("examples drawn from the sample alone, as in a quick mode")
     if report.settings["legacy_nan"]:
         won = sum(result.won_without_score for result in report.tasks.values())
-        found.append(f"a first choice without a token of its own wins: {won} items")
+        found.append(
+            f"a first choice without a token of its own wins: {won} answers are such"
+        )
     return found

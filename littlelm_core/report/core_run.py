@@ -32,7 +32,8 @@ def context_in_force(own: int | None, wanted: int | None, crop: str) -> int | No
         raise ConfigError(f"context = {wanted}: a scored token needs one before it")
     if crop != "none" and own and wanted > own:
         raise ConfigError(
-            f"context = {wanted}, but the model was made for {own} tokens"
+            f"context = {wanted}, but the model was made for {own} tokens: ask for "
+            "no more, or for crop = 'none'"
         )
     return wanted
 
@@ -40,12 +41,13 @@ def context_in_force(own: int | None, wanted: int | None, crop: str) -> int | No
 def check_settings(
     batch_tokens: int,
     max_per_task: int | None,
-    share: tuple[int, int],
+    rank: int,
+    world: int,
     choices: Mapping[str, tuple[str, Sequence[str]]],
 ) -> None:
     """Raise ConfigError for numbers out of range and names that are none.
 
-    share: (rank, world). choices: {setting: (its value, what it may be)}.
+    choices: {setting: (its value, what it may be)}.
     """
     for name, (value, valid) in choices.items():
         if value not in valid:
@@ -56,7 +58,6 @@ def check_settings(
         )
     if batch_tokens < 1:
         raise ConfigError(f"batch_tokens = {batch_tokens} must be at least 1")
-    rank, world = share
     if not 0 <= rank < world:
         raise ConfigError(f"rank = {rank} of {world}: ranks count from 0")
 
@@ -73,22 +74,25 @@ def check_tasks(tasks: Sequence[Any]) -> None:
             raise ConfigError(f"{task.label} is given twice: a report goes by labels")
 
 
-def check_ids(label: str, example: Any, vocab_size: int | None) -> None:
+def check_ids(label: str, examples: Sequence[Any], vocab_size: int | None) -> None:
     """Raise ConfigError for ids that the model does not have."""
-    top = max(int(row.ids.max()) for row in example.rows)
-    if vocab_size is not None and top >= vocab_size:
+    if vocab_size is None:
+        return
+    top = max(int(row.ids.max()) for example in examples for row in example.rows)
+    if top >= vocab_size:
         raise ConfigError(
-            f"{label}: the tokenizer gives id {top}, the model has {vocab_size}: "
-            "they do not belong together"
+            f"{label}: the tokenizer gives id {top}, the model has {vocab_size}: use "
+            "the model's own tokenizer"
         )
 
 
-def weights_digest(model: nn.Module) -> str:
-    """Return a digest of some hundred numbers of each weight and buffer.
+def model_digest(model: nn.Module) -> str:
+    """Return a digest of what a model's `cfg` says and some numbers of each tensor.
 
-    Enough to tell models, with what their configuration says.
+    Enough to tell models: some hundred numbers of each weight and buffer.
     """
-    digest = hashlib.sha256(repr(getattr(model, "cfg", "")).encode())
+    cfg = getattr(model, "cfg", None)
+    digest = hashlib.sha256(repr(getattr(cfg, "__dict__", cfg)).encode())
     for name, weight in (*model.named_parameters(), *model.named_buffers()):
         flat = weight.detach().flatten()
         some = flat[:: max(flat.numel() // 256, 1)].float().cpu().numpy()
@@ -97,9 +101,9 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def journal_key(model: nn.Module, tasks: Sequence[Any], *settings: Any) -> str:
-    """Return a digest of all that the answers depend on."""
+    """Return a digest of the model, the tasks and the settings, for a journal."""
     items = sorted((task.label, task.digest) for task in tasks)
-    return digest_of(weights_digest(model), *settings, items, table_digest(tasks))
+    return digest_of(model_digest(model), *settings, items, table_digest(tasks))
 
 
 def merge(reports: Sequence[Any]) -> Any:

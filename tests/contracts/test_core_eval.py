@@ -603,7 +603,7 @@ def test_an_answer_without_a_token_is_refused(part):
         tasks = _load(_spec(LM, records, 0, delimiter, label="silent"))
         records_of = tasks[0].items  # a file with such a record does not load
         without = {**records_of[0], "continuation": ""}
-        object.__setattr__(tasks[0], "items", (without, *records_of[1:]))
+        tasks = [replace(tasks[0], items=(without, *records_of[1:]))]
         message = _refused(
             lambda t=tasks: part(_random_bigram(tokenizer), tokenizer, t),
             "an empty continuation",
