@@ -428,7 +428,7 @@ class RunConfig(_Table):
     tokens_per_step: Limit = -1
     clip: Annotated[float, AfterValidator(_positive)] = 1.0  # global gradient norm
     max_skipped: Count = 5  # non-finite steps in a row before the run stops
-    checkpoint_every: Limit = -1  # the last step always writes one
+    checkpoint_every: Limit = -1  # evaluated steps and the last one write one too
     checkpoints_kept: Count = 2
     validate_every: Limit = -1  # the last step always validates
     validation_tokens: Limit = -1  # of each domain; -1: all

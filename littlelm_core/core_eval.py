@@ -40,7 +40,7 @@ from littlelm_core.config import ConfigError, DataError, LittleLMError
 from littlelm_core.ingest.core_files import TABLES, read_tasks
 from littlelm_core.ingest.core_tokens import read_tokens, write_tokens
 from littlelm_core.ingest.hugging_face import CausalLM, TheirTokenizer
-from littlelm_core.model import CHUNK_LOGITS
+from littlelm_core.model import CHUNK_LOGITS, LanguageModel
 from littlelm_core.report.core_dict import core_dict, core_notes, digest_of
 from littlelm_core.report.core_run import (
     EvaluationStopped,
@@ -103,8 +103,9 @@ class Task:
     kind: one of KINDS. shots: solved examples in front of an item. delimiter:
     between question and answer. baselines: {"v1": per cent, "v2": per cent} of a guess.
     items: the records, shuffled once by `random.Random(1337)` as the reference does, so
-    that the first N are a sample. sha256: of the file. published: whether the file is
-    that of CORE's task of this label. listed: how many tasks the table has.
+    that the first N are a sample. sha256: of the file. suite: the name of the table,
+    listed: how many tasks it has. unlike: in what it differs from CORE's, if it has no
+    other name.
     """
 
     label: str
@@ -115,9 +116,9 @@ class Task:
     items: tuple[dict[str, Any], ...] = field(repr=False)
     sha256: str = ""
     category: str = ""
-    suite: str = "CORE"
-    published: bool = False
+    suite: str = "some tasks"
     listed: int = 1
+    unlike: tuple[str, ...] = ()
 
     @functools.cached_property
     def digest(self) -> str:
@@ -302,15 +303,20 @@ class Text:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return each text's ids with one BOS in front; in parallel, if it can."""
-        batch = getattr(self.tokenizer, "encode_batch", None)
-        found = batch(texts) if batch else map(self.tokenizer.encode, texts)
-        rows = [np.array([self.bos, *ids], dtype=np.int32) for ids in found]
-        if rows and all(len(ids) > 1 and ids[1] == self.bos for ids in rows):
+        rows = self._rows(texts)
+        # By chance texts may all begin with that id; then an empty one has none.
+        alike = rows and all(ids[1:2].tolist() == [self.bos] for ids in rows)
+        if alike and len(self._rows([""])[0]) > 1:
             raise ConfigError(
                 f"the tokenizer begins a text with BOS ({self.bos}) by itself: it must "
                 "encode the text alone, BOS comes in front of it here"
             )
         return rows
+
+    def _rows(self, texts: Sequence[str]) -> list[np.ndarray]:
+        batch = getattr(self.tokenizer, "encode_batch", None)
+        found = batch(texts) if batch else map(self.tokenizer.encode, texts)
+        return [np.array([self.bos, *ids], dtype=np.int32) for ids in found]
 
 
 class Rules(NamedTuple):
@@ -431,19 +437,6 @@ class Reader:
         """Return fp32 logits over the real vocabulary: no padding ids."""
         logits_NV = self.model.logits(x_NC) if self.splits else x_NC
         return logits_NV[:, : self.vocab_size].float()
-
-    @torch.inference_mode()
-    def check_length(self, length: int) -> None:
-        """Raise ConfigError if a model does not read more than it was made for."""
-        if self.context is None or length <= self.context:
-            return
-        try:
-            self.streams(torch.zeros(1, length, dtype=torch.int64, device=self.device))
-        except (LittleLMError, IndexError, RuntimeError) as error:
-            raise ConfigError(
-                f"crop = 'none' leaves {length} tokens, and the model reads no more "
-                f"than {self.context}: choose bos, plain or shots"
-            ) from error
 
     def read(self, ids_BL: Tensor) -> Any:
         """Read prefixes of one length; return their cache."""
@@ -1048,6 +1041,11 @@ def evaluate(
     if not hasattr(tokenizer, "bos_id"):
         tokenizer = TheirTokenizer(tokenizer)
     reader, text = Reader(model), Text(tokenizer)
+    if crop == "none" and isinstance(model, LanguageModel):
+        raise ConfigError(
+            f"crop = 'none': the model reads no more than {reader.context} tokens, so "
+            "choose bos, plain or shots"
+        )
     kind = reader.device.type
     if batch_tokens is None:
         # A GPU's batch is too large for a model that makes logits of every token.
@@ -1083,8 +1081,6 @@ def evaluate(
             before = time.perf_counter()
             examples = encoded(task, text, rules, token_cache)
             check_ids(task.label, examples, reader.vocab_size)
-            if crop == "none":
-                reader.check_length(max(len(r.ids) for e in examples for r in e.rows))
             clock["tokenize"] += time.perf_counter() - before
             before = time.perf_counter()
             finish = _Finish(task, examples, rules, MARGINS.get(dtype, 1e-4))

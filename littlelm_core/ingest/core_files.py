@@ -17,6 +17,7 @@ import yaml
 from littlelm_core.config import DataError, nearest
 from littlelm_core.ingest import core_table
 
+CORE = "CORE"
 WORDS = {str: "text", list: "list", int: "whole number"}
 KINDS = ("multiple_choice", "schema", "language_modeling")
 TABLES = ("v1", "v2")  # of random baselines
@@ -49,14 +50,46 @@ def read_tasks(folder: Path) -> list[dict[str, Any]]:
     if not rows or not isinstance(rows, list):
         raise DataError(f"{path} lists no icl_tasks")
     labels: set[str] = set()
-    tasks, suite = [], str(table.get("name", "CORE"))
+    tasks, suite = [], str(table.get("name", CORE))
     for row in rows:
         task = _read_task(path, row)
         if task["label"] in labels:
             raise DataError(f"{path} lists {task['label']} twice")
         labels.add(task["label"])
-        tasks.append(task | {"suite": suite, "listed": len(rows)})
-    return tasks
+        tasks.append(task)
+    unlike = departures(tasks) if suite == CORE else []
+    if unlike:
+        suite = f"tasks of {folder.resolve().name}"
+    of_all = {"suite": suite, "listed": len(rows), "unlike": tuple(unlike)}
+    return [task | of_all for task in tasks]
+
+
+def departures(tasks: list[dict[str, Any]]) -> list[str]:
+    """Return in what tasks are other ones than CORE's, a line each."""
+    known = {task.label: task for task in core_table.TASKS}
+    foreign, changed, asked = [], [], []
+    for task in tasks:
+        label = task["label"]
+        if label not in known:
+            foreign.append(label)
+            continue
+        own = known[label]
+        if task["sha256"] != core_table.FILES[own.file].sha256:
+            changed.append(label)
+        mine = [task[key] for key in ("kind", "shots", "delimiter", "baselines")]
+        if mine != [own.kind, own.shots, own.delimiter, {"v1": own.v1, "v2": own.v2}]:
+            asked.append(label)
+    count, listed = len(known), len(tasks)
+    found = [] if listed == count else [f"a table of {listed} tasks: CORE has {count}"]
+    named = {
+        "not among CORE's tasks": foreign,
+        "not the published files": changed,
+        "not CORE's kind, shots, delimiter or baselines": asked,
+    }
+    for what, labels in named.items():
+        more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
+        found += [f"{what}: {', '.join(labels[:4])}{more}"] if labels else []
+    return found
 
 
 def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
@@ -95,8 +128,6 @@ def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
         ) from error
     items = list(_records(path, data, kind))
     random.Random(1337).shuffle(items)
-    sha256 = hashlib.sha256(data).hexdigest()
-    file = core_table.file_of(label)
     return {
         "label": label,
         "kind": kind,
@@ -104,9 +135,8 @@ def _read_task(table: Path, row: dict[str, Any]) -> dict[str, Any]:
         "delimiter": row["continuation_delimiter"],
         "baselines": {t: float(value) for t, value in baselines.items()},
         "items": tuple(items),
-        "sha256": sha256,
+        "sha256": hashlib.sha256(data).hexdigest(),
         "category": row.get("task_category", ""),
-        "published": file is not None and file.sha256 == sha256,
     }
 
 
@@ -126,7 +156,7 @@ def _records(path: Path, data: bytes, kind: str) -> Iterator[dict[str, Any]]:
                 json.dumps(record, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
             raise DataError(f"{where} has half a character: {error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where} is no JSON: {error}") from error
         for name, type_ in FIELDS[kind].items():
             if not isinstance(record, dict) or name not in record:

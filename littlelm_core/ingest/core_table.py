@@ -41,7 +41,12 @@ class Task(NamedTuple):
     v1: float
     v2: float
     delimiter: str = " "
-    file: str = ""  # "": the label's
+    shared_file: str = ""  # "": one of its own
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return self.shared_file or f"{self.label}.jsonl"
 
 
 FILES = {
@@ -156,7 +161,7 @@ FILES = {
 _CHOICE, _SCHEMA, _MODELING = "multiple_choice", "schema", "language_modeling"
 _ANSWER = "\nAnswer: "
 TASKS = (
-    Task("hellaswag_zeroshot", _CHOICE, 0, 25, 25, file="hellaswag.jsonl"),
+    Task("hellaswag_zeroshot", _CHOICE, 0, 25, 25, shared_file="hellaswag.jsonl"),
     Task("jeopardy", _MODELING, 10, 0, 0, _ANSWER),
     Task("bigbench_qa_wikidata", _MODELING, 10, 0, 0),
     Task("arc_easy", _CHOICE, 10, 25, 25, _ANSWER),
@@ -181,23 +186,16 @@ TASKS = (
 )
 
 
-def file_of(label: str) -> File | None:
-    """Return the file of a task; None for a label that is not CORE's."""
-    task = next((task for task in TASKS if task.label == label), None)
-    return task and FILES[task.file or f"{label}.jsonl"]
-
-
 def core_yaml() -> str:
     """Return the table of tasks, as `load_tasks` reads it."""
     lines = ["# Written by `littlelm data prepare core`; baselines in percent.", ""]
     lines += ["icl_tasks:"]
     for task in TASKS:
-        name = task.file or f"{task.label}.jsonl"
-        file = FILES[name]
+        file = FILES[task.file]
         lines += [
             "-",
             f"  label: {task.label}",
-            f"  dataset_uri: {name}  # {file.member}",
+            f"  dataset_uri: {task.file}  # {file.member}",
             f"  git_blob_sha1: {json.dumps(file.git_blob_sha1)}",
             f"  num_examples: {file.records}",
             f"  num_fewshot: [{task.shots}]",

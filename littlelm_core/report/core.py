@@ -228,9 +228,8 @@ def _other(
     if against is None and report["suite"] != "CORE":
         return None, {}, f"No marks of GPT-2: {report['suite']} has items of its own."
     if against is None:
-        files = (k for k, t in tasks.items() if t.get("published") is not False)
         said = GPT_2_SOURCE + "; a report of GPT-2 gives marks for all tasks."
-        return GPT_2_NAME, {k: GPT_2[k] for k in files if k in GPT_2}, said
+        return GPT_2_NAME, {k: GPT_2[k] for k in tasks if k in GPT_2}, said
     name, theirs = str(against.get("model", "the other")), against["tasks"]
     marks = {
         label: theirs[label]["accuracy"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from littlelm_core.ingest import core_table
-from littlelm_core.ingest.core_files import TABLES
+from littlelm_core.ingest.core_files import CORE, TABLES
 
 FORMAT = 1
 
@@ -32,37 +32,6 @@ def table_digest(tasks: Iterable[Any]) -> str:
     )
 
 
-def departures(tasks: Iterable[Any]) -> list[str]:
-    """Return in what tasks that are called CORE are other ones, a line each."""
-    tasks = list(tasks)
-    known = {task.label: task for task in core_table.TASKS}
-    foreign, changed, asked = [], [], []
-    for task in tasks:
-        if task.label not in known:
-            foreign.append(task.label)
-            continue
-        if not task.published:
-            changed.append(task.label)
-        its = known[task.label]
-        mine = task.kind, task.shots, task.delimiter, task.baselines
-        if mine != (its.kind, its.shots, its.delimiter, {"v1": its.v1, "v2": its.v2}):
-            asked.append(task.label)
-    named = {
-        "not among CORE's tasks": foreign,
-        "not the published files": changed,
-        "not CORE's kind, shots, delimiter or baselines": asked,
-    }
-    listed, own = tasks[0].listed, len(core_table.TASKS)
-    found = [] if listed == own else [f"a table of {listed} tasks: CORE has {own}"]
-    found += [f"{what}: {_some(labels)}" for what, labels in named.items() if labels]
-    return found
-
-
-def _some(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
-    return ", ".join(labels[:4]) + more
-
-
 def core_dict(report: Any) -> dict[str, Any]:
     """Return a `CoreReport` without its items; shares from 0 to 1, baselines in %."""
     results = list(report.tasks.values())
@@ -73,9 +42,7 @@ def core_dict(report: Any) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "suite": report.suite,
-        "is_core": report.suite == "CORE"
-        and len(tasks) == len(core_table.TASKS)
-        and not departures(tasks),
+        "is_core": report.suite == CORE and report.whole and not sampled(report),
         "notes": core_notes(report),
         "core": report.core if report.whole else None,
         "mean_of_tasks": report.core,
@@ -91,6 +58,14 @@ def core_dict(report: Any) -> dict[str, Any]:
         "tokens": {k: sum(getattr(r, v) for r in results) for k, v in names.items()},
         "seconds": report.seconds,
     }
+
+
+def sampled(report: Any) -> list[str]:
+    """Return the labels of tasks of which only some items were scored."""
+    whole = {label: len(result.task.items) for label, result in report.tasks.items()}
+    if report.suite == CORE:  # whatever a caller has left of them
+        whole |= {t.label: core_table.FILES[t.file].records for t in core_table.TASKS}
+    return [label for label, r in report.tasks.items() if r.n < whole[label]]
 
 
 def task_facts(result: Any) -> dict[str, Any]:
@@ -120,26 +95,24 @@ def task_facts(result: Any) -> dict[str, Any]:
         "logits": result.logits,
         "seconds": result.seconds,
         "sha256": task.sha256,
-        "published": task.published,
     }
 
 
 def core_notes(report: Any) -> list[str]:
     """Return what must be said beside the number, a line each."""
     found = []
-    if report.suite != "CORE":
+    if report.suite != CORE:
         found.append(
             f"{report.suite} is not CORE: its score compares with no published one"
         )
-    else:
-        found += departures(result.task for result in report.tasks.values())
+        found += next(iter(report.tasks.values())).task.unlike
     if not report.whole:
         listed = max(r.task.listed for r in report.tasks.values())
         found.append(f"{len(report.tasks)} of {listed} tasks: no {report.suite}")
-    sampled = [r for r in report.tasks.values() if r.n < len(r.task.items)]
-    if sampled:
-        found.append(f"{len(sampled)} tasks by a sample of their items")
-    if sampled and report.settings["legacy_pool"]:
+    some = sampled(report)
+    if some:
+        found.append(f"{len(some)} tasks by a sample of their items")
+    if some and report.settings["legacy_pool"]:
         found.append("examples drawn from the sample alone, as in a quick mode")
     if report.settings["legacy_nan"]:
         won = sum(result.won_without_score for result in report.tasks.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -92,7 +93,8 @@ def model_digest(model: nn.Module) -> str:
     Enough to tell models: some hundred numbers of each weight and buffer.
     """
     cfg = getattr(model, "cfg", None)
-    digest = hashlib.sha256(repr(getattr(cfg, "__dict__", cfg)).encode())
+    told = repr(getattr(cfg, "__dict__", cfg))
+    digest = hashlib.sha256(re.sub(r" at 0x\w+", "", told).encode())
     for name, weight in (*model.named_parameters(), *model.named_buffers()):
         flat = weight.detach().flatten()
         some = flat[:: max(flat.numel() // 256, 1)].float().cpu().numpy()

@@ -82,12 +82,17 @@ def enough(
     return tasks
 
 
-def is_scored(trainer: Any, record: Mapping[str, Any] | None) -> bool:
-    """Whether a "core" record of the log is of the tasks that the run names now."""
-    if record is None:
+def is_scored(trainer: Any) -> bool:
+    """Whether the log has this step's score on the tasks that the run names now."""
+    done = [
+        record
+        for record in trainer.report.log.records
+        if record["event"] == "core" and record["step"] == trainer.step
+    ]
+    if not done:
         return False
     now = exam_of(run_tasks(trainer.run), trainer.run.eval_max_per_task)
-    return record.get("exam") == now
+    return any(record.get("exam", now) == now for record in done)
 
 
 def exam_of(tasks: Sequence[Task], most: int) -> str:
@@ -298,9 +303,10 @@ def checkpoint_bits(
     Nothing where the run's data, of the same tokenizer, is not here for any process.
     """
     records = read_metrics(run_dir / "metrics.jsonl") if run_dir else []
-    for record in reversed(records):  # the whole split
-        if record["event"] == "validation" and record["step"] == step:
-            return bits_of(record)
+    logged = [r for r in records if (r["event"], r["step"]) == ("validation", step)]
+    # The first process speaks for all: the others may have no log on their disks.
+    if any(world.sum(world.rank == 0 and bool(logged))):
+        return bits_of(logged[-1] if logged else None)  # the last: of the whole split
     data = None
     with suppress(LittleLMError):
         data = prepare_run(run)

@@ -77,8 +77,7 @@ class Report:
         from littlelm_core.report import evaluation  # needs chapter 15
 
         trainer = self.trainer
-        done = self.log.last("core", trainer.step)
-        if trainer.stopped or evaluation.is_scored(trainer, done):
+        if trainer.stopped or evaluation.is_scored(trainer):
             return
         record = evaluation.evaluate_run(
             trainer, self.log.last("validation", trainer.step)

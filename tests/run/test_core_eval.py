@@ -567,7 +567,8 @@ def called_core(tmp_path, monkeypatch):
         data = (MINI / name).read_bytes()
         (tmp_path / name).write_bytes(data)
         sha256 = hashlib.sha256(data).hexdigest()
-        file = core_table.FILES[name]._replace(sha256=sha256)
+        records = data.count(b"\n")
+        file = core_table.FILES[name]._replace(sha256=sha256, records=records)
         monkeypatch.setitem(core_table.FILES, name, file)
     return table
 
@@ -590,15 +591,21 @@ def test_what_is_called_core_is_compared_with_it(called_core, tmp_path, change, 
     (tmp_path / "core.yaml").write_text(yaml.safe_dump(called_core), "utf-8")
     tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
     model = torch.nn.Embedding(tokenizer.vocab_size, tokenizer.vocab_size)
-    facts = evaluate(
-        model, tokenizer, load_tasks(tmp_path), max_per_task=1, context=64
-    ).to_dict()
-    notes = [note for note in facts["notes"] if "sample" not in note]
-    assert facts["is_core"] is (told is None)
-    assert len(notes) == (told is not None)
-    if told:
-        assert told in notes[0]
-        assert len(rows) < 22 or rows[3]["label"] in notes[0]
+    tasks = load_tasks(tmp_path)
+    few = [replace(task, items=task.items[:11]) for task in tasks]
+    for asked, most in ((tasks, None), (tasks, 2), (few, None)):
+        facts = evaluate(
+            model, tokenizer, asked, max_per_task=most, context=64
+        ).to_dict()
+        assert facts["is_core"] is (told is None and asked is tasks and most is None)
+        if told is None:
+            assert facts["suite"] == "CORE"
+            assert len(facts["notes"]) == (not facts["is_core"])
+            continue
+        assert facts["suite"] == f"tasks of {tmp_path.name}"
+        assert facts["notes"][0].startswith(f"tasks of {tmp_path.name} is not CORE")
+        assert told in facts["notes"][1]
+        assert len(rows) < 22 or rows[3]["label"] in facts["notes"][1]
 
 
 # ---- The real files
@@ -630,7 +637,7 @@ def test_the_real_files_are_whole_and_the_published_ones(real):
     for task, spec in zip(tasks, specs, strict=True):
         assert task.label == spec["label"]
         assert len(task.items) == len(spec["records"]), task.label
-        assert task.published is True, f"{task.label} is not the published file"
+        assert (task.suite, task.unlike) == ("CORE", ()), task.label
         assert list(task.items[:50]) == rules._records(spec)[:50], task.label
 
 
@@ -741,6 +748,6 @@ def test_real_items_read_fast_and_slowly_score_alike(real, trained, context, nam
             assert (alone.correct, alone.choice) == (item.correct, item.choice)
             assert item.scores == pytest.approx(alone.scores, abs=1e-5), task.label
     facts = report.to_dict()
-    assert (facts["is_core"], facts["suite"]) == (True, "CORE")
+    assert (facts["is_core"], facts["suite"]) == (False, "CORE")  # a sample
     assert "22 tasks by a sample of their items" in facts["notes"]
     assert report.tasks["squad"].truncated == 2, "10 stories in 1024 tokens"

@@ -229,9 +229,9 @@ def test_nothing_is_evaluated_twice(home, trained, monkeypatch):
 def test_other_tasks_are_owed_once(home, trained, tmp_path, monkeypatch):
     shutil.copytree(trained, tmp_path / "run")
     few = f"eval_tasks={home / 'few'}"
-    for more in ((few, "eval_max_per_task=3"), (few,)):
-        for _ in range(2):
-            train(run_of(home, tmp_path / "run", "eval_every=2", *more), quiet=True)
+    mini, three = f"eval_tasks={MINI}", "eval_max_per_task=3"
+    for more in ((few, three), (few,), (few, three), (mini,), (few,)):
+        train(run_of(home, tmp_path / "run", "eval_every=2", *more), quiet=True)
     shown = [r["tasks"].keys() for r in records(tmp_path / "run", "core")]
     assert [len(tasks) for tasks in shown] == [22, 22, 22, 3, 3]
 
@@ -462,7 +462,7 @@ def test_beside_another_report(home, trained, bare, tmp_path):
         (["--context", 0], "--context 0 must be"),
         (["--context", 33], "made for 32"),
         (["--crop", "bso"], "did you mean 'bos'?"),
-        (["--crop", "none"], "the model reads no more than 32: choose"),
+        (["--crop", "none"], "the model reads no more than 32 tokens"),
         (["--baselines", "v3"], "valid: v1, v2"),
         (["--precision", "fp8"], "valid: auto, bf16, fp32"),
         (["--batch-tokens", 0], "--batch-tokens 0"),
@@ -729,15 +729,34 @@ def test_a_copied_checkpoint_is_of_no_run_beside_it(
     assert not (tmp_path / "home" / "mini_core").exists()
 
 
-def test_what_one_process_lacks_none_measures(trained, tmp_path):
-    """Else the others wait for its share of the sum."""
+def test_a_log_of_the_first_process_speaks_for_all(trained, tmp_path):
+    """The others may have none on their disks, and must not wait for it."""
 
-    class Lacking(World):
+    class Second(World):
         def sum(self, *values):
             return [value + 1 for value in values]
 
     model, tokenizer, run, _ = load_checkpoint(trained)
-    arguments = model, tokenizer, run, tmp_path, 6
+    arguments = model, tokenizer, run
+    logged = evaluation.checkpoint_bits(*arguments, trained, 6, World())
+    assert logged.keys() == {"up", "down", "overall"}
+    assert evaluation.checkpoint_bits(*arguments, tmp_path, 6, Second(1, 2)) == {}
+
+
+def test_what_one_process_lacks_none_measures(trained):
+    """Else the others wait for its share of the sum."""
+
+    class Lacking(World):
+        """The second of two processes has no data; neither has a log."""
+
+        asked = 0
+
+        def sum(self, *values):
+            Lacking.asked += 1
+            return [value + (Lacking.asked == 2) for value in values]
+
+    model, tokenizer, run, _ = load_checkpoint(trained)
+    arguments = model, tokenizer, run, None, 6
     assert evaluation.checkpoint_bits(*arguments, World()).keys() == {"up", "down"}
     assert evaluation.checkpoint_bits(*arguments, Lacking()) == {}
 
