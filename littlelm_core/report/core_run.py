@@ -34,7 +34,7 @@ def context_in_force(own: int | None, wanted: int | None, crop: str) -> int | No
     if crop != "none" and own and wanted > own:
         raise ConfigError(
             f"context = {wanted}, but the model was made for {own} tokens: ask for "
-            "no more, or for crop = 'none'"
+            "no more"
         )
     return wanted
 

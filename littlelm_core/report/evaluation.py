@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -222,6 +223,9 @@ def processes() -> Iterator[World]:
         local = int(os.environ.get("LOCAL_RANK", "0"))
         if torch.cuda.is_available():
             torch.cuda.set_device(local)
+        # Imported later, as transformers and optimizers do, it keeps the group, so that
+        # gloo's threads outlive it and, now and then, abort Python at its end.
+        importlib.import_module("torch._dynamo")
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield World.current()

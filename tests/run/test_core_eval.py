@@ -207,7 +207,9 @@ def test_a_journal_is_of_one_model_with_its_buffers_and_settings(tmp_path):
             size = tokenizer.vocab_size
             draw = torch.Generator().manual_seed(seed)
             self.register_buffer("table_VV", torch.randn(size, size, generator=draw))
-            self.cfg = SimpleNamespace(vocab_size=size, context=None, scale=scale)
+            self.cfg = SimpleNamespace(
+                vocab_size=size, context=None, scale=scale, act=lambda x: x
+            )
 
         def forward(self, ids_BT):
             return self.table_VV[ids_BT] * self.cfg.scale
@@ -239,6 +241,10 @@ def test_a_tokenizer_that_adds_bos_itself_is_refused(many):
     model = rules._random_bigram(tokenizer)
     with pytest.raises(ConfigError, match=r"BOS .* by itself"):
         evaluate(model, tokenizer, tasks)
+    plain = rules.Pieces()
+    plain.bos_id = plain.ids["j"]  # by chance what all texts begin with
+    starts = [{"query": f"j{c}", "choices": ["b", "c"], "gold": 0} for c in "bcd"]
+    evaluate(model, plain, rules._load(rules._spec("multiple_choice", starts)))
     tokenizer.bos_id = None
     with pytest.raises(ConfigError, match="bos_id = None"):
         evaluate(model, tokenizer, tasks)

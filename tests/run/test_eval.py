@@ -226,7 +226,7 @@ def test_nothing_is_evaluated_twice(home, trained, monkeypatch):
     assert [r["step"] for r in records(home / "twice", "core")] == [2, 4, 6]
 
 
-def test_other_tasks_are_owed_once(home, trained, tmp_path, monkeypatch):
+def test_other_tasks_are_owed_once(home, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     few = f"eval_tasks={home / 'few'}"
     mini, three = f"eval_tasks={MINI}", "eval_max_per_task=3"
@@ -702,7 +702,7 @@ def test_without_the_runs_data_there_is_a_score_all_the_same(home, trained, tmp_
     assert stored(tmp_path / "out")["bits_per_byte"] == {}
 
 
-def test_data_of_another_tokenizer_measures_nothing(home, trained, monkeypatch):
+def test_data_of_another_tokenizer_measures_nothing(trained, monkeypatch):
     model, tokenizer, run, _ = load_checkpoint(trained)
     data = evaluation.prepare_run(run)
     data = replace(data, tokenizer=Tokenizer({bytes([255 - i]): i for i in range(256)}))
@@ -729,18 +729,25 @@ def test_a_copied_checkpoint_is_of_no_run_beside_it(
     assert not (tmp_path / "home" / "mini_core").exists()
 
 
-def test_a_log_of_the_first_process_speaks_for_all(trained, tmp_path):
+def test_a_log_of_the_first_process_speaks_for_all(trained, tmp_path, monkeypatch):
     """The others may have none on their disks, and must not wait for it."""
+    asked = []
 
-    class Second(World):
+    class Of2(World):
         def sum(self, *values):
-            return [value + 1 for value in values]
+            asked.append(self.rank)
+            return [1.0]
+
+    def never(run):
+        raise AssertionError("it measures, and waits for the first one's share")
 
     model, tokenizer, run, _ = load_checkpoint(trained)
+    monkeypatch.setattr(evaluation, "prepare_run", never)
     arguments = model, tokenizer, run
-    logged = evaluation.checkpoint_bits(*arguments, trained, 6, World())
+    logged = evaluation.checkpoint_bits(*arguments, trained, 6, Of2(0, 2))
     assert logged.keys() == {"up", "down", "overall"}
-    assert evaluation.checkpoint_bits(*arguments, tmp_path, 6, Second(1, 2)) == {}
+    assert evaluation.checkpoint_bits(*arguments, tmp_path, 6, Of2(1, 2)) == {}
+    assert asked == [0, 1], "both must take part"
 
 
 def test_what_one_process_lacks_none_measures(trained):
@@ -876,6 +883,27 @@ def test_processes_share_the_items_and_one_speaks(home, bare, tmp_path):
     for label, items in alone["items"].items():
         assert choices(report["items"][label]) == choices(items)
     assert not (tmp_path / "journal").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are unknown")
+def test_no_thread_outlives_the_processes(tmp_path):
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from littlelm_core.report.evaluation import processes\n"
+        "def gloo():\n"
+        "    names = Path('/proc/self/task').glob('*/comm')\n"
+        "    return [n for n in map(Path.read_text, names) if 'gloo' in n]\n"
+        "with processes():\n"
+        "    torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())\n"
+        "    assert gloo()\n"
+        "assert not gloo(), gloo()\n",
+        "utf-8",
+    )
+    done = subprocess.run([*torchrun(2), str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_each_process_clears_the_disk_that_it_has(home, bare, tmp_path):

@@ -117,9 +117,7 @@ def test_the_table_calls_itself_mini_core_and_names_every_file_here():
 
 
 def test_the_settings_are_those_of_the_real_table():
-    real = yaml.safe_load(core_yaml())[
-        "icl_tasks"
-    ]  # itself tested against the real one
+    real = yaml.safe_load(core_yaml())["icl_tasks"]  # itself tested against the file
     left_out = {"git_blob_sha1", "num_examples"}
     assert [
         {key: value for key, value in row.items() if key != "num_examples"}
