@@ -68,8 +68,12 @@ def recorded(folder: str | Path) -> Counter[str]:
 
 
 def remove(folder: str | Path) -> None:
-    """Delete a folder's journal, and the folder when nothing else is in it."""
-    for path in Path(folder).glob(FILES):
-        path.unlink(missing_ok=True)  # another process may do the same
+    """Delete a folder's journal, and the folder when nothing else is in it.
+
+    Another process may do the same at the same time.
+    """
+    with contextlib.suppress(FileNotFoundError):  # the folder, while it is listed
+        for path in Path(folder).glob(FILES):
+            path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # there is none, or it holds other files
         Path(folder).rmdir()

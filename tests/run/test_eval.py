@@ -871,6 +871,15 @@ def test_a_journal_survives_half_lines(tmp_path):
     assert recorded(tmp_path) == {}
 
 
+def test_two_processes_may_clear_one_journal(tmp_path, monkeypatch):
+    def cleared_meanwhile(self, pattern):
+        yield self / "rank-0.jsonl"
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(Path, "glob", cleared_meanwhile)
+    remove(tmp_path / "journal")
+
+
 def test_processes_share_the_items_and_one_speaks(home, bare, tmp_path):
     arguments = ["eval", bare, "--data", MINI, "--out", tmp_path]
     start = [*torchrun(2), "-m", "littlelm_core", *arguments]
