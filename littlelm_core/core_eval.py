@@ -465,20 +465,24 @@ class Score(NamedTuple):
 
 
 @torch.inference_mode()
-def score_alone(reader: Reader, example: Example) -> list[Score]:
+def score_alone(
+    reader: Reader, example: Example, limit: int | None = None
+) -> list[Score]:
     """Score an item as one reads the rules, and as the reference harness does it.
 
     All rows padded to one length, loss and argmax at every position, and of these what
     was asked for. The lead is 1 where every scored token is the argmax, else -1.
+    limit: tokens read together (more only for a single row); None: the whole item.
     """
     longest = max(len(row.ids) for row in example.rows)
     ids_BT = torch.zeros(len(example.rows), longest, dtype=torch.int64)
     for ids, row in zip(ids_BT, example.rows, strict=True):
         ids[: len(row.ids)] = torch.from_numpy(row.ids)
     ids_BT = ids_BT.to(reader.device)
-    streams_BTC = reader.streams(ids_BT)
+    parts = ids_BT.split(max((limit or ids_BT.numel()) // longest, 1))
+    streams = (streams_TC for part in parts for streams_TC in reader.streams(part))
     found = []
-    for ids, streams_TC, row in zip(ids_BT, streams_BTC, example.rows, strict=True):
+    for ids, streams_TC, row in zip(ids_BT, streams, example.rows, strict=True):
         if not row.scored:
             found.append(Score(math.nan, math.nan))
             continue
@@ -1023,15 +1027,15 @@ def evaluate(
     baselines: the table of `core`, "v1" or "v2". crop: see `crop`. legacy_pool: draw
     examples from the first max_per_task items alone. legacy_nan: see `judge`.
     batch_tokens: tokens read at a time, and of prefixes kept for them (more only for a
-    single longer row, and for an item that is settled alone); None: BATCH_TOKENS of
-    the device.
+    single longer row); None: BATCH_TOKENS of the device.
     prefix_cache: read shared prefixes once. token_cache: a folder for the tokens of
     prompts. journal: a folder for finished items, from which the same call goes on.
     progress: called as progress(label, items finished); False ends the evaluation.
     rank, world: this process's share of the items. Where torch.distributed runs, all
     ranks get the whole report; else `core_run.merge` makes it.
-    Answers do not depend on batch_tokens, prefix_cache, rank or world; in bf16 but for
-    the few where rounding moves a score by more than MARGINS.
+    Answers do not depend on batch_tokens (where it holds an item's rows), prefix_cache,
+    rank or world; in bf16 but for the few where rounding moves a score by more than
+    MARGINS.
     Raises ConfigError for settings that mean nothing, DataError for tasks that lack
     items, LittleLMError for scores that are NaN, EvaluationStopped on every rank when
     one was told to end.
@@ -1083,9 +1087,10 @@ def evaluate(
             check_ids(task.label, examples, reader.vocab_size)
             clock["tokenize"] += time.perf_counter() - before
             before = time.perf_counter()
-            finish = _Finish(task, examples, rules, MARGINS.get(dtype, 1e-4))
+            margin = MARGINS.get(dtype, 1e-4)
+            finish = _Finish(task, examples, rules, margin, batch_tokens)
             for item in finish.items(
-                reader, done[task.label], batch_tokens, prefix_cache, rank, world
+                reader, done[task.label], prefix_cache, rank, world
             ):
                 if book and item.index not in done[task.label]:
                     book.add([task.label, *item])
@@ -1121,9 +1126,14 @@ class _Finish:
     """One task's items, judged as soon as their last row is scored."""
 
     def __init__(
-        self, task: Task, examples: Sequence[Example], rules: Rules, margin: float
+        self,
+        task: Task,
+        examples: Sequence[Example],
+        rules: Rules,
+        margin: float,
+        limit: int,
     ) -> None:
-        self.task, self.rules, self.margin = task, rules, margin
+        self.task, self.rules, self.margin, self.limit = task, rules, margin, limit
         self.examples = [crop(e, rules.context, rules.crop) for e in examples]
         self.found: list[Item] = []
         self.alone = self.run = self.logits = 0
@@ -1132,7 +1142,6 @@ class _Finish:
         self,
         reader: Reader,
         done: Mapping[int, Item],
-        limit: int,
         share: bool,
         rank: int,
         world: int,
@@ -1148,8 +1157,8 @@ class _Finish:
         scores: dict[int, dict[int, Score]] = defaultdict(dict)
         for n in work.silent:
             yield self.judge(reader, self.examples[n], {})
-        for batch in work.batches(limit):
-            for (n, r), score, read in score_rows(reader, work, batch, limit):
+        for batch in work.batches(self.limit):
+            for (n, r), score, read in score_rows(reader, work, batch, self.limit):
                 self.run += read
                 self.logits += self.examples[n].rows[r].scored
                 scores[n][r] = score
@@ -1163,11 +1172,12 @@ class _Finish:
         scores = [by_row.get(r, missing) for r in range(len(example.rows))]
         scores = spread(example, scores)
         settled = is_close(self.task, example, scores, self.margin)
-        tokens = sum(len(row.ids) for row in example.rows)
-        self.alone += tokens
+        sizes = [len(row.ids) for row in example.rows]
+        self.alone += sum(sizes)
         if settled:
-            scores = spread(example, score_alone(reader, example))
-            self.run += tokens
+            scores = spread(example, score_alone(reader, example, self.limit))
+            self.run += len(sizes) * max(sizes)
+            self.logits += sum(max(sizes) for row in example.rows if row.scored)
         item = judge(self.task, example, scores, self.rules.legacy_nan)
         self.found.append(item._replace(settled=settled))
         return self.found[-1]
