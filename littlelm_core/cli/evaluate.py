@@ -66,7 +66,7 @@ def evaluate(
     Without the real files (littlelm data prepare core) it runs on mini CORE, which
     comes with the course and is not CORE. Under torchrun each process takes a share.
     The report of a part (--tasks, --max-per-task) or by other rules (--context, --crop,
-    --legacy-pool, --legacy-nan) has a folder of its own, part.
+    --legacy-pool, --legacy-nan) has a folder of its own, in part.
 
     \b
     Examples:
@@ -95,10 +95,16 @@ def evaluate(
     with evaluation.processes() as world:
         first = world.rank == 0
         subject = evaluation.load_subject(model, chosen[0].suite, world)
-        # A quick look leaves the report, and the journal, of the whole as they are.
-        other_rules = longest or crop != "bos" or legacy_pool or legacy_nan
-        part = "part" if tasks or most or other_rules else ""
-        folder = out or subject.folder / part
+        # A quick look leaves the reports and journals of all others as they are.
+        part = evaluation.part_name(
+            [task.label for task in chosen] if tasks else [],
+            max_per_task=most,
+            context=longest,
+            crop=crop if crop != "bos" else None,
+            legacy_pool=legacy_pool,
+            legacy_nan=legacy_nan,
+        )
+        folder = out or subject.folder / (f"part/{part}" if part else "")
         journal = folder / "journal"
         if not resume:
             remove(journal)  # each of its own disk, if they share none

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -144,6 +145,19 @@ def evaluate_run(
 def short(suite: str) -> str:
     """Return a suite's name as a folder: core, mini_core. None overwrites another's."""
     return "_".join(suite.lower().split())
+
+
+def part_name(labels: Sequence[str], **rules: Any) -> str:
+    """Return what a part was asked for, as a folder's name; "" for the whole.
+
+    labels: of the tasks, none for all. rules: by name, those that are not in force
+    (None, False) are left out.
+    """
+    asked = [(name, value) for name, value in rules.items() if value]
+    words = [name if value is True else f"{name}_{value}" for name, value in asked]
+    name = re.sub(r"[^\w-]+", "_", "-".join([*sorted(labels), *words]))
+    # File systems end at 255 bytes; many labels are told by their digest.
+    return name if len(name) < 100 else f"{name[:80]}-{digest_of(name)[:8]}"
 
 
 def bits_of(validation: Mapping[str, Any] | None) -> dict[str, float]:

@@ -396,15 +396,37 @@ def test_by_checkpoint_by_folder_and_by_name(home, trained, tmp_path, monkeypatc
     assert littlelm("eval", "tiny", "--data", home / "few") == 0
     whole = (folder / "report.json").read_bytes()
     Journal(folder / "journal", "of a killed evaluation").close()
-    for other in (
-        ["--tasks", "piqa"], ["--max-per-task", 2], ["--context", 24],
-        ["--crop", "plain"], ["--legacy-pool"], ["--legacy-nan"],
-    ):  # fmt: skip
+    parts = {
+        "piqa": ["--tasks", "piqa"],
+        "max_per_task_2": ["--max-per-task", 2],
+        "context_24": ["--context", 24],
+        "crop_plain": ["--crop", "plain"],
+        "legacy_pool": ["--legacy-pool"],
+        "piqa-legacy_nan": ["--legacy-nan", "--tasks", "piqa"],
+    }
+    before = {}
+    for name, other in parts.items():
         assert littlelm("eval", "tiny", "--data", home / "few", *other) == 0
-        assert stored(folder / "part")["items"].keys() <= {*FEW}, other
+        assert stored(folder / "part" / name)["items"].keys() <= {*FEW}, other
         assert (folder / "report.json").read_bytes() == whole, other
         assert (folder / "journal" / "rank-0.jsonl").exists(), other
-        shutil.rmtree(folder / "part")
+        for path, text in before.items():
+            assert path.read_bytes() == text, f"{other} changed {path}"
+        path = folder / "part" / name / "report.json"
+        before[path] = path.read_bytes()
+    assert {p.name for p in (folder / "part").iterdir()} == {*parts}
+
+
+def test_a_part_is_named_by_what_was_asked():
+    name = evaluation.part_name
+    assert name([]) == name([], context=None, legacy_nan=False) == ""
+    assert name(["b c/d", "a"], legacy_nan=True, max_per_task=2) == (
+        "a-b_c_d-legacy_nan-max_per_task_2"
+    )
+    labels = [f"a_long_label_{n:02}" for n in range(22)]
+    many = {name(labels), name(labels[:-1]), name(labels, context=24)}
+    assert len(many) == 3, "the ends of long names tell nothing apart"
+    assert all(len(each) < 100 for each in many)
 
 
 @pytest.mark.parametrize(
