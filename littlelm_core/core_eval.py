@@ -7,19 +7,21 @@ examples in front, and the model answers by how likely it finds each answer, so 
 is generated and nothing is judged by taste.
 
 The score is easy to get almost right. A space, a token on the border between question
-and answer, a prompt that does not fit, a tie: each moves it by about what people quote
-as progress. So every rule is written down here, every departure is counted in the
-report, and a slow reading of the same rules (`score_alone`) stands beside the fast one.
+and answer, a tie: each decides answers, and prompts that do not fit can move the score
+by more than people quote as progress. So every rule is written down here, every
+departure is counted in the report, and a slow reading of the same rules
+(`score_alone`) stands beside the fast one.
 
-What the hardware wants: no token read twice. The answers to one question share its
-examples, questions about one story share the story, and logits are needed where an
-answer stands, at less than 2 % of the positions.
+What the hardware wants: no shared beginning read twice. The answers to one question
+share its examples, questions about one story share the story, and logits are needed
+where an answer stands, at less than 2 % of the positions.
 
 Shapes: B rows, T tokens, L tokens of a shared prefix, N scored positions, C width of
 the model, V vocabulary.
 """
 
 import functools
+import itertools
 import json
 import math
 import random
@@ -71,6 +73,7 @@ __all__ = [
     "TaskResult",
     "Text",
     "Unit",
+    "VERSION",
     "Work",
     "bootstrap",
     "common_prefix",
@@ -87,9 +90,11 @@ __all__ = [
     "prompts",
     "score_alone",
     "score_rows",
+    "shared_tokens",
     "shots_of",
     "solved",
     "spread",
+    "stories",
 ]
 
 
@@ -261,7 +266,7 @@ CROPS = ("bos", "plain", "shots", "none")
 
 
 def crop(example: Example, context: int | None, policy: str = "bos") -> Example:
-    """Cut rows that are longer than the context; the answer stays.
+    """Cut rows that are longer than the context from the front: the answer goes last.
 
     policy: "bos" keeps the last tokens and puts BOS back in front, "plain" keeps the
     last tokens only, as the reference does, "none" cuts nothing. ("shots" has dropped
@@ -320,7 +325,7 @@ class Text:
 
 
 class Rules(NamedTuple):
-    """What decides an item's tokens beside the task: see `evaluate`."""
+    """What decides an item's tokens and its answer beside the task: see `evaluate`."""
 
     context: int | None = None
     crop: str = "bos"
@@ -338,6 +343,7 @@ class Rules(NamedTuple):
 
 
 AT_ONCE = 512  # items whose texts are held at a time
+VERSION = 1  # of the rules from `shots_of` to `encode`: older tokens are not used
 
 
 def encode(task: Task, text: Text, rules: Rules) -> list[Example]:
@@ -385,14 +391,14 @@ def encoded(task: Task, text: Text, rules: Rules, folder: Path | None) -> list[E
     """Return `encode`, from a file in `folder` where an earlier call has left it.
 
     A file is named by everything that its tokens depend on: the tokenizer, the task's
-    file and settings, the rules.
+    items and settings, the rules, and the VERSION of what is done by them.
     """
     if folder is None or text.fingerprint is None:
         return encode(task, text, rules)
     shots = (rules.context, rules.crop) if rules.crop == "shots" else ()
     key = digest_of(
-        text.fingerprint, text.bos, task.digest, task.kind, task.shots, task.delimiter,
-        rules.count(task), rules.pool(task), len(task.items), shots,
+        VERSION, text.fingerprint, text.bos, task.digest, task.kind, task.shots,
+        task.delimiter, rules.count(task), rules.pool(task), len(task.items), shots,
     )[:16]  # fmt: skip
     path = Path(folder) / f"{task.label}-{key}.npz"
     if (stored := read_tokens(path)) is None:
@@ -457,7 +463,8 @@ class Score(NamedTuple):
     """One row: the mean loss of its scored tokens in nats, and their least lead.
 
     loss: NaN where no token is scored. lead: by how much the least certain scored token
-    beats (or, below 0, is beaten by) every other id, in logits; read alone, 1 or -1.
+    beats (or, below 0, is beaten by) every other id, in logits; of equal ids the first
+    is the best. NaN where the kind does not ask; by `score_alone` 1 or -1.
     """
 
     loss: float
@@ -465,24 +472,20 @@ class Score(NamedTuple):
 
 
 @torch.inference_mode()
-def score_alone(
-    reader: Reader, example: Example, limit: int | None = None
-) -> list[Score]:
+def score_alone(reader: Reader, example: Example) -> list[Score]:
     """Score an item as one reads the rules, and as the reference harness does it.
 
     All rows padded to one length, loss and argmax at every position, and of these what
     was asked for. The lead is 1 where every scored token is the argmax, else -1.
-    limit: tokens read together (more only for a single row); None: the whole item.
     """
     longest = max(len(row.ids) for row in example.rows)
     ids_BT = torch.zeros(len(example.rows), longest, dtype=torch.int64)
     for ids, row in zip(ids_BT, example.rows, strict=True):
         ids[: len(row.ids)] = torch.from_numpy(row.ids)
     ids_BT = ids_BT.to(reader.device)
-    parts = ids_BT.split(max((limit or ids_BT.numel()) // longest, 1))
-    streams = (streams_TC for part in parts for streams_TC in reader.streams(part))
+    streams_BTC = reader.streams(ids_BT)
     found = []
-    for ids, streams_TC, row in zip(ids_BT, streams, example.rows, strict=True):
+    for ids, streams_TC, row in zip(ids_BT, streams_BTC, example.rows, strict=True):
         if not row.scored:
             found.append(Score(math.nan, math.nan))
             continue
@@ -557,7 +560,7 @@ def judge(
 
 
 # Numbers of another order of summation differ; an answer that hangs on less than this
-# is settled by reading the item alone. In nats and logits, by dtype of the products.
+# is settled: each row is read by itself. In nats and logits, by dtype of the products.
 MARGINS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -576,7 +579,7 @@ def is_close(
     return len(losses) > 1 and losses[1] - losses[0] <= margin
 
 
-# ---- The fast reading: every token once
+# ---- The fast reading: a shared beginning once
 
 # A shared prefix shorter than this is not worth a pass of its own.
 SHORTEST_PREFIX = 16
@@ -588,6 +591,48 @@ class Unit(NamedTuple):
 
     prefix: int
     rows: tuple[tuple[int, int], ...]  # (number of the example, number of the row)
+
+
+def shared_tokens(rows: Sequence[Row]) -> int:
+    """Return the tokens that rows begin with, less what must be read with them.
+
+    The last token before a scored one is read with the rows, for its logits.
+    """
+    if len(rows) < 2:
+        return 0
+    starts = min(row.start for row in rows)
+    return max(min(common_prefix([row.ids for row in rows]), starts) - 1, 0)
+
+
+def stories(rows: Sequence[Row]) -> list[tuple[int, list[int]]]:
+    """Return (shared tokens, numbers of rows) of the groups that save most in all.
+
+    In sorted order rows that begin alike lie side by side, so a group is a run of
+    them, and the best division of the first n rows follows from shorter ones.
+    """
+    # Big-endian, so that the order of the bytes is that of the ids.
+    keys = [row.ids.astype(">i4").tobytes() for row in rows]
+    order = sorted(range(len(rows)), key=keys.__getitem__)
+    pairs = itertools.pairwise(order)
+    between = [shared_tokens([rows[i], rows[j]]) for i, j in pairs]
+    saved, first = [0], [0]
+    for end in range(1, len(order) + 1):
+        saved.append(saved[-1])
+        first.append(end - 1)
+        shared = math.inf
+        for start in range(end - 2, max(end - MOST_ROWS, 0) - 1, -1):
+            shared = min(shared, between[start])
+            if shared < SHORTEST_PREFIX:
+                break
+            gain = saved[start] + (end - start - 1) * shared
+            if gain > saved[end]:
+                saved[end], first[end] = gain, start
+    groups, end = [], len(order)
+    while end:
+        start = first[end]
+        groups.append((min(between[start : end - 1], default=0), order[start:end]))
+        end = start
+    return groups
 
 
 class Work:
@@ -622,9 +667,12 @@ class Work:
         if not share:
             groups = [(0, rows) for rows in kept]
         elif task.kind == "language_modeling":
-            groups = self._stories([rows[0] for rows in kept])
+            found = stories([self.row(rows[0]) for rows in kept])
+            groups = [(n, tuple(kept[i][0] for i in those)) for n, those in found]
         else:
-            groups = [(self.shared(rows), rows) for rows in kept]
+            groups = [
+                (shared_tokens([self.row(at) for at in rows]), rows) for rows in kept
+            ]
         groups.sort(key=lambda group: -self.longest(group[1]))
         # Which items are a rank's own must not hang on what is done: ranks that read a
         # journal at different times would share the rest differently.
@@ -649,48 +697,6 @@ class Work:
     def longest(self, rows: Sequence[tuple[int, int]]) -> int:
         """Return the tokens of the longest of some rows."""
         return max(len(self.row(at).ids) for at in rows)
-
-    def shared(self, rows: Sequence[tuple[int, int]]) -> int:
-        """Return the tokens that rows begin with, less what must be read with them.
-
-        The last token before a scored one is read with the rows, for its logits.
-        """
-        if len(rows) < 2:
-            return 0
-        found = [self.row(at) for at in rows]
-        starts = min(row.start for row in found)
-        return max(min(common_prefix([row.ids for row in found]), starts) - 1, 0)
-
-    def _stories(
-        self, rows: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
-        """Return (shared tokens, rows) of the groups that save most tokens in all.
-
-        In sorted order rows that begin alike lie side by side, so a group is a run of
-        them, and the best division of the first n rows follows from shorter ones.
-        """
-        # Big-endian, so that the order of the bytes is that of the ids.
-        order = sorted(rows, key=lambda at: self.row(at).ids.astype(">i4").tobytes())
-        between = [self.shared(order[i : i + 2]) for i in range(len(order) - 1)]
-        saved, first = [0], [0]
-        for end in range(1, len(order) + 1):
-            saved.append(saved[-1])
-            first.append(end - 1)
-            shared = math.inf
-            for start in range(end - 2, max(end - MOST_ROWS, 0) - 1, -1):
-                shared = min(shared, between[start])
-                if shared < SHORTEST_PREFIX:
-                    break
-                gain = saved[start] + (end - start - 1) * shared
-                if gain > saved[end]:
-                    saved[end], first[end] = gain, start
-        groups, end = [], len(order)
-        while end:
-            start = first[end]
-            prefix = min(between[start : end - 1], default=0)
-            groups.append((prefix, tuple(order[start:end])))
-            end = start
-        return groups
 
     def batches(self, limit: int) -> Iterator[list[Unit]]:
         """Yield units that are read together, longest prefix first.
@@ -743,13 +749,17 @@ def packed(
 def losses_and_leads(
     logits_NV: Tensor, targets_N: Tensor, leads: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return (loss_N, lead_N) of targets; without `leads` the second is the first."""
+    """Return (loss_N, lead_N) of targets; without `leads` the second is NaN."""
     losses_N = F.cross_entropy(logits_NV, targets_N, reduction="none")
     if not leads:
-        return losses_N, losses_N
+        return losses_N, torch.full_like(losses_N, math.nan)
     at_N1 = logits_NV.gather(1, targets_N[:, None])
     others_NV = logits_NV.scatter(1, targets_N[:, None], -math.inf)
-    return losses_N, at_N1[:, 0] - others_NV.amax(-1)
+    leads_N = at_N1[:, 0] - others_NV.amax(-1)
+    # argmax gives the first of equal ids: any other one is behind, if by nothing.
+    behind_N = logits_NV.argmax(-1) != targets_N
+    least = torch.finfo(leads_N.dtype).tiny
+    return losses_N, torch.where(behind_N, leads_N.clamp(max=-least), leads_N)
 
 
 @torch.inference_mode()
@@ -1026,16 +1036,15 @@ def evaluate(
     max_per_task: only the first so many items. context: the model's unless given.
     baselines: the table of `core`, "v1" or "v2". crop: see `crop`. legacy_pool: draw
     examples from the first max_per_task items alone. legacy_nan: see `judge`.
-    batch_tokens: tokens read at a time, and of prefixes kept for them (more only for a
-    single longer row); None: BATCH_TOKENS of the device.
+    batch_tokens: tokens read at a time, and as many of prefixes kept for them (more
+    only for a single longer row); None: BATCH_TOKENS of the device.
     prefix_cache: read shared prefixes once. token_cache: a folder for the tokens of
     prompts. journal: a folder for finished items, from which the same call goes on.
     progress: called as progress(label, items finished); False ends the evaluation.
     rank, world: this process's share of the items. Where torch.distributed runs, all
     ranks get the whole report; else `core_run.merge` makes it.
-    Answers do not depend on batch_tokens (where it holds an item's rows), prefix_cache,
-    rank or world; in bf16 but for the few where rounding moves a score by more than
-    MARGINS.
+    Answers do not depend on batch_tokens, prefix_cache, rank or world; in bf16 but for
+    the few where rounding moves a score by more than MARGINS.
     Raises ConfigError for settings that mean nothing, DataError for tasks that lack
     items, LittleLMError for scores that are NaN, EvaluationStopped on every rank when
     one was told to end.
@@ -1053,7 +1062,7 @@ def evaluate(
     kind = reader.device.type
     if batch_tokens is None:
         # A GPU's batch is too large for a model that makes logits of every token.
-        large = kind != "cpu" and reader.splits
+        large = kind != "cpu" and getattr(model, "splits", reader.splits)
         batch_tokens = BATCH_TOKENS["gpu" if large else "cpu"]
     check_tasks(tasks)
     choices = {"crop": (crop, CROPS), "baselines": (baselines, TABLES)}
@@ -1087,10 +1096,9 @@ def evaluate(
             check_ids(task.label, examples, reader.vocab_size)
             clock["tokenize"] += time.perf_counter() - before
             before = time.perf_counter()
-            margin = MARGINS.get(dtype, 1e-4)
-            finish = _Finish(task, examples, rules, margin, batch_tokens)
+            finish = _Finish(task, examples, rules, MARGINS.get(dtype, 1e-4))
             for item in finish.items(
-                reader, done[task.label], prefix_cache, rank, world
+                reader, done[task.label], batch_tokens, prefix_cache, rank, world
             ):
                 if book and item.index not in done[task.label]:
                     book.add([task.label, *item])
@@ -1126,14 +1134,9 @@ class _Finish:
     """One task's items, judged as soon as their last row is scored."""
 
     def __init__(
-        self,
-        task: Task,
-        examples: Sequence[Example],
-        rules: Rules,
-        margin: float,
-        limit: int,
+        self, task: Task, examples: Sequence[Example], rules: Rules, margin: float
     ) -> None:
-        self.task, self.rules, self.margin, self.limit = task, rules, margin, limit
+        self.task, self.rules, self.margin = task, rules, margin
         self.examples = [crop(e, rules.context, rules.crop) for e in examples]
         self.found: list[Item] = []
         self.alone = self.run = self.logits = 0
@@ -1142,6 +1145,7 @@ class _Finish:
         self,
         reader: Reader,
         done: Mapping[int, Item],
+        limit: int,
         share: bool,
         rank: int,
         world: int,
@@ -1156,28 +1160,40 @@ class _Finish:
         waiting = Counter(n for unit in work.units for n, _ in unit.rows)
         scores: dict[int, dict[int, Score]] = defaultdict(dict)
         for n in work.silent:
-            yield self.judge(reader, self.examples[n], {})
-        for batch in work.batches(self.limit):
-            for (n, r), score, read in score_rows(reader, work, batch, self.limit):
-                self.run += read
-                self.logits += self.examples[n].rows[r].scored
-                scores[n][r] = score
-                waiting[n] -= 1
-                if not waiting[n]:
-                    yield self.judge(reader, self.examples[n], scores.pop(n))
+            yield self.finish(reader, self.examples[n], {})
+        for (n, r), score in self.read(reader, work, limit):
+            scores[n][r] = score
+            waiting[n] -= 1
+            if not waiting[n]:
+                yield self.finish(reader, self.examples[n], scores.pop(n))
 
-    def judge(self, reader: Reader, example: Example, by_row: dict[int, Score]) -> Item:
-        """Judge an item; one that hangs on rounding is read once more, alone."""
+    def read(
+        self, reader: Reader, work: Work, limit: int
+    ) -> Iterator[tuple[tuple[int, int], Score]]:
+        """Yield (row, its score), and count what is read for it."""
+        for batch in work.batches(limit):
+            for at, score, read in score_rows(reader, work, batch, limit):
+                self.run += read
+                self.logits += work.row(at).scored
+                yield at, score
+
+    def finish(
+        self, reader: Reader, example: Example, by_row: dict[int, Score]
+    ) -> Item:
+        """Judge an item; the rows of one that hangs on rounding are read by themselves.
+
+        That reading depends on nothing but the row, so the answer does neither.
+        """
+        self.alone += sum(len(row.ids) for row in example.rows)
         missing = Score(math.nan, math.nan)
         scores = [by_row.get(r, missing) for r in range(len(example.rows))]
         scores = spread(example, scores)
         settled = is_close(self.task, example, scores, self.margin)
-        sizes = [len(row.ids) for row in example.rows]
-        self.alone += sum(sizes)
         if settled:
-            scores = spread(example, score_alone(reader, example, self.limit))
-            self.run += len(sizes) * max(sizes)
-            self.logits += sum(max(sizes) for row in example.rows if row.scored)
+            work = Work(self.task, [example], share=False)
+            for (_, r), score in self.read(reader, work, 1):
+                scores[r] = score
+            scores = spread(example, scores)
         item = judge(self.task, example, scores, self.rules.legacy_nan)
         self.found.append(item._replace(settled=settled))
         return self.found[-1]

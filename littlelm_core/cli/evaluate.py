@@ -104,7 +104,7 @@ def evaluate(
             legacy_pool=legacy_pool,
             legacy_nan=legacy_nan,
         )
-        folder = out or subject.folder / (f"part/{part}" if part else "")
+        folder = out or subject.folder / part
         journal = folder / "journal"
         if not resume:
             remove(journal)  # each of its own disk, if they share none

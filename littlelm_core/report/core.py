@@ -57,11 +57,14 @@ GPT_2_SOURCE = (
 )
 
 
+RECORDED = ("suite", "sample", "core", "mean_of_tasks", "interval")
+
+
 def core_record(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a "core" record of metrics.jsonl, as log.py lists them."""
     chosen = f"centered_{report['baselines']}"
     return {
-        **{key: report[key] for key in ("suite", "core", "mean_of_tasks", "interval")},
+        **{key: report[key] for key in RECORDED},
         "tasks": {
             label: {"accuracy": task["accuracy"], "centered": task[chosen]}
             for label, task in report["tasks"].items()
@@ -197,7 +200,7 @@ def core_page(
     shown = [facts[0], *(fact for fact in facts if fact[0] == "bits per byte")]
     if against is not None and name is not None:
         shown.insert(1, (name, f"{core_name(against)} {core_score(against)}"))
-    elif report["suite"] == "CORE" and report["core"] is not None:
+    elif report["is_core"]:
         shown.insert(1, (f"{GPT_2_NAME}, v1 baselines", f"{GPT_2_CORE:.4f}"))
     head = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in shown)
     notes = (
@@ -301,8 +304,9 @@ def _numbers(
     rows = []
     for row, (label, task) in zip(_rows(report), report["tasks"].items(), strict=True):
         mark = f"{100 * marks[label]:.1f}" if label in marks else "-"
-        rows.append([*row[:5], f"{task[chosen]:g}", *([mark] * len(named)), *row[5:]])
-    heads = [*HEADS[:5], "guessing %", *named, *HEADS[5:]]
+        numbers = [f"{task[chosen]:g}", *([mark] * len(named)), *row[5:]]
+        rows.append([*row[:5], *numbers, f"{task['tokens_run']:,}"])
+    heads = [*HEADS[:5], "guessing %", *named, *HEADS[5:], "tokens run"]
     return table([*map(escape, heads)], [[*map(escape, row)] for row in rows])
 
 

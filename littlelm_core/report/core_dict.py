@@ -43,6 +43,7 @@ def core_dict(report: Any) -> dict[str, Any]:
         "format": FORMAT,
         "suite": report.suite,
         "is_core": report.suite == CORE and report.whole and not sampled(report),
+        "sample": bool(sampled(report)),
         "notes": core_notes(report),
         "core": report.core if report.whole else None,
         "mean_of_tasks": report.core,
@@ -114,6 +115,12 @@ def core_notes(report: Any) -> list[str]:
         found.append(f"{len(some)} tasks by a sample of their items")
     if some and report.settings["legacy_pool"]:
         found.append("examples drawn from the sample alone, as in a quick mode")
+    cropped = sum(result.truncated for result in report.tasks.values())
+    if cropped and report.settings["crop"] == "bos":
+        found.append(
+            f"{cropped:,} items were cropped behind a BOS; the reference cuts it off "
+            "too, as --crop plain does"
+        )
     if report.settings["legacy_nan"]:
         won = sum(result.won_without_score for result in report.tasks.values())
         found.append(

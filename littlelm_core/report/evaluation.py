@@ -72,6 +72,17 @@ def run_tasks(run: RunConfig) -> list[Task]:
     return enough(load_tasks(tasks_folder(run.eval_tasks)))
 
 
+def announced(run: RunConfig) -> str:
+    """Return in a line what a run will be scored on; raises as `run_tasks` does."""
+    tasks = run_tasks(run)
+    most = math.inf if run.eval_max_per_task == -1 else run.eval_max_per_task
+    items = sum(min(most, len(task.items)) for task in tasks)
+    return (
+        f"exam: {tasks[0].suite}, {items:,} items of {len(tasks)} tasks, every "
+        f"{run.eval_every:,} steps and at the end"
+    )
+
+
 def enough(
     tasks: list[Task], most: int | None = None, legacy_pool: bool = False
 ) -> list[Task]:
@@ -137,8 +148,8 @@ def evaluate_run(
             return None
     facts = named(report, f"{run.name}, step {trainer.step}", bits_of(validation))
     if world.rank == 0:
-        step = f"step_{trainer.step:08d}"
-        save(report, facts, trainer.run_dir / short(report.suite) / step)
+        folder = trainer.run_dir / short(report.suite) / f"step_{trainer.step:08d}"
+        save(report, facts, folder / part_name([], max_per_task=most))
     return core_record(facts) | {"exam": exam_of(tasks, run.eval_max_per_task)}
 
 
@@ -148,7 +159,7 @@ def short(suite: str) -> str:
 
 
 def part_name(labels: Sequence[str], **rules: Any) -> str:
-    """Return what a part was asked for, as a folder's name; "" for the whole.
+    """Return where the report of a part lies, by what was asked; "" for the whole.
 
     labels: of the tasks, none for all. rules: by name, those that are not in force
     (None, False) are left out.
@@ -157,7 +168,8 @@ def part_name(labels: Sequence[str], **rules: Any) -> str:
     words = [name if value is True else f"{name}_{value}" for name, value in asked]
     name = re.sub(r"[^\w-]+", "_", "-".join([*sorted(labels), *words]))
     # File systems end at 255 bytes; many labels are told by their digest.
-    return name if len(name) < 100 else f"{name[:80]}-{digest_of(name)[:8]}"
+    name = name if len(name) < 100 else f"{name[:80]}-{digest_of(name)[:8]}"
+    return f"part/{name}" if name else ""
 
 
 def bits_of(validation: Mapping[str, Any] | None) -> dict[str, float]:

@@ -12,7 +12,8 @@ train       one a step: tokens so far, loss (nats, weighted by tokens; null if
             weight_decay of each group
 validation  domains: loss, bits_per_byte, tokens, bytes of each and "overall"; whole:
             whether that was all of the split
-core        suite ("CORE", "mini CORE", or whose tasks they are else); core: the mean
+core        suite ("CORE", "mini CORE", or whose tasks they are else); sample: whether
+            only some items were scored; core: the mean
             centered accuracy of all its tasks, null where only some ran;
             mean_of_tasks: of those that ran, and the 95 % interval of it; tasks:
             accuracy and centered of each label; seconds that it took; exam: a digest

@@ -27,10 +27,11 @@ class Report:
 
     def __init__(self, trainer: Any, quiet: bool = False):
         first = trainer.world.rank == 0
+        self.exam = ""
         if trainer.run.eval_every > 0:  # refused now, not when a step is due for it
-            from littlelm_core.report.evaluation import run_tasks
+            from littlelm_core.report.evaluation import announced
 
-            run_tasks(trainer.run)
+            self.exam = announced(trainer.run)
         self.trainer, self.first = trainer, first
         self.callbacks = [callback(p) for p in trainer.run.callback if first]
         self.log = MetricsLog(trainer.run_dir, trainer.step, first)
@@ -47,6 +48,8 @@ class Report:
             path = self.trainer.run_dir / "run.json"
             write_text(path, run.model_dump_json(indent=1))
         self.progress.announce(run, facts)
+        if self.exam:
+            self.progress.say(self.exam)
         self._call("on_start")
 
     def tell(self, event: str, **fields: Any) -> None:

@@ -41,10 +41,12 @@ def table(rows: list[list[str]]) -> str:
 
 def core_name(record: dict[str, Any]) -> str:
     """Return the name of a CORE report's or record's score: its suite, or no CORE."""
+    some = " (a sample)" if record.get("sample") else ""  # older logs do not say
     if record["core"] is not None:
-        return str(record["suite"])
+        return f"{record['suite']}{some}"
     number = len(record["tasks"])
-    return f"centered mean of {number} {record['suite']} task{'s' * (number != 1)}"
+    tasks = f"{record['suite']} task{'s' * (number != 1)}"
+    return f"centered mean of {number} {tasks}{some}"
 
 
 def core_score(record: dict[str, Any]) -> str:

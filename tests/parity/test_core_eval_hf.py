@@ -438,3 +438,25 @@ def test_smollm2_finds_the_very_words(smollm2, real_tasks):
     tasks = [task for task in real_tasks if task.label in labels]
     report = evaluate(*smollm2, tasks, max_per_task=16)
     assert all(result.accuracy > 0.12 for result in report.tasks.values())
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real files are not here")
+def test_what_is_cut_at_1024_are_examples(smollm2, real_tasks):
+    """What chapter 15 says of the two tasks that made most of a gain at 2048."""
+    text = Text(smollm2[1])
+    by_label = {task.label: task for task in real_tasks}
+    for label, own, above in (("squad", 195, 0.64), ("boolq", 150, 0.07)):
+        task = by_label[label]
+        sizes, alone = (
+            [
+                max(len(row.ids) for row in example.rows)
+                for example in core_eval.encode(asked, text, Rules(max_per_task=400))
+            ]
+            for asked in (task, replace(task, shots=0))
+        )
+        assert sum(alone) / 400 == pytest.approx(own, rel=0.05)
+        assert min(sizes) > 1024
+        assert sum(size > 1024 for size in alone) <= 1
+        assert sum(size > 2048 for size in sizes) / 400 == pytest.approx(
+            above, abs=0.03
+        )

@@ -95,6 +95,7 @@ def report_of(seed=1, labels=None, suite="CORE", model="d12", **more):
     notes += [] if whole else [f"{len(tasks)} of 22 tasks: no CORE"]
     return {
         "format": 1, "suite": suite, "is_core": whole and suite == "CORE",
+        "sample": False,
         "notes": notes, "core": mean["v1"] if whole else None,
         "mean_of_tasks": mean["v1"], "baselines": "v1",
         "core_v1": mean["v1"] if whole else None,
@@ -181,12 +182,15 @@ def test_a_task_that_is_cropped_everywhere_is_not_in_the_mean_without():
 
 
 def test_a_part_of_the_items_is_shown_as_a_part():
-    report = report_of()
+    report = report_of() | {"is_core": False, "sample": True}
     report["tasks"]["piqa"]["n"] = 100
     items = sum(task["of"] for task in report["tasks"].values())
     for text in (said(report), core_page(report)):
         assert "100/1,838" in text
         assert f"only {items - 1738:,} of {items:,}" in re.sub(" +", " ", text)
+        assert "CORE (a sample)" in text
+    marks = re.sub(r'<p class="where">.*?</p>', "", core_page(report))
+    assert "0.2565" not in marks, "a sample stands beside the whole of GPT-2"
 
 
 @pytest.mark.parametrize("show", [said, core_page], ids=["terminal", "page"])
@@ -405,9 +409,11 @@ def test_the_terminal_says_one_line(capsys):
     progress = Progress(9)
     progress.core(record_of(3, suite="mini CORE"))
     progress.core(record_of(6, labels={"piqa", "copa"}))
-    one, two = capsys.readouterr().out.splitlines()
+    progress.core(record_of(6, sample=True))
+    one, two, some = capsys.readouterr().out.splitlines()
     assert re.match(r"mini CORE at step 3: 0\.\d{4} \(95 % .*\), in 11 min 11 s$", one)
     assert re.match(r"centered mean of 2 CORE tasks at step 6: 0\.\d{4} \(", two)
+    assert re.match(r"CORE \(a sample\) at step 6: 0\.\d{4} \(", some)
 
 
 # ---- What the evaluator itself reports
@@ -431,6 +437,8 @@ def test_what_the_evaluator_reports_is_what_these_show(capsys):
     show_core(report)
     out = capsys.readouterr().out
     assert re.search(rf"^mini CORE +{report['core']:.4f} \(95 % interval", out, re.M)
+    numbers = core_page(report).split("The same in numbers")[1]
+    assert f"<td>{found['tasks']['piqa']['tokens_run']:,}</td>" in numbers
     record = core_record(report)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     part = evaluate(model, tokenizer, tasks[:2], context=512).to_dict()

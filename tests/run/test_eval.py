@@ -289,10 +289,15 @@ def choices(items):
     return [(item["index"], item["choice"], item["correct"]) for item in items]
 
 
-def test_a_sample_of_each_task(home):
+def test_a_sample_of_each_task(home, capsys):
     keys = "eval_every=6", "eval_max_per_task=5", f"eval_tasks={home / 'few'}"
-    train(run_of(home, "sample", *keys), quiet=True)
-    report = stored(home / "sample" / "mini_core" / "step_00000006")
+    train(run_of(home, "sample", *keys))
+    line = "exam: mini CORE, 15 items of 3 tasks, every 6 steps and at the end"
+    assert line in capsys.readouterr().out.splitlines()
+    step = home / "sample" / "mini_core" / "step_00000006"
+    assert [path.name for path in step.iterdir()] == ["part"], "the whole's place"
+    report = stored(step / "part" / "max_per_task_5")
+    assert records(home / "sample", "core")[-1]["sample"]
     assert {(t["n"], t["of"]) for t in report["tasks"].values()} == {(5, 12)}
     assert not report["settings"]["legacy_pool"]
 
@@ -421,7 +426,7 @@ def test_a_part_is_named_by_what_was_asked():
     name = evaluation.part_name
     assert name([]) == name([], context=None, legacy_nan=False) == ""
     assert name(["b c/d", "a"], legacy_nan=True, max_per_task=2) == (
-        "a-b_c_d-legacy_nan-max_per_task_2"
+        "part/a-b_c_d-legacy_nan-max_per_task_2"
     )
     labels = [f"a_long_label_{n:02}" for n in range(22)]
     many = {name(labels), name(labels[:-1]), name(labels, context=24)}
@@ -826,13 +831,13 @@ def test_killed_it_goes_on_where_it_was_or_begins_anew(
     shutil.copytree(out, tmp_path / "again")
 
     judged = []
-    original = core_eval._Finish.judge
+    original = core_eval._Finish.finish
 
     def judge(self, reader, example, by_row):
         judged.append((self.task.label, example.index))
         return original(self, reader, example, by_row)
 
-    monkeypatch.setattr(core_eval._Finish, "judge", judge)
+    monkeypatch.setattr(core_eval._Finish, "finish", judge)
     whole = stored(bare / "mini_core" / "step_00000006")
     assert littlelm("eval", bare, *options, "--resume") == 0
     assert len(judged) == len({*judged}) == 264 - counts[0]

@@ -339,19 +339,13 @@ def each_for_itself(example, scores):
     return [s._replace(loss=s.loss + 1e-7 * n) for n, s in enumerate(scores)]
 
 
-def any_of_equals(reader, example):
+def any_of_equals(logits_NV, targets_N, leads):
     """Calls a token right that is as likely as the best, whichever is the argmax."""
-    found = []
-    for score, row in zip(SCORE_ALONE(reader, example), example.rows, strict=True):
-        ids_1T = torch.from_numpy(row.ids).long()[None]
-        logits_TV = reader.logits(reader.streams(ids_1T)[0])[row.start - 1 : -1]
-        at_T = logits_TV.gather(1, ids_1T[0, row.start :, None])[:, 0]
-        right = bool((at_T >= logits_TV.amax(-1)).all())
-        found.append(score._replace(lead=1.0 if right else -1.0))
-    return found
+    losses_N, leads_N = LOSSES_AND_LEADS(logits_NV, targets_N, leads)
+    return losses_N, torch.where(leads_N.abs() < 1e-30, 0.0, leads_N)
 
 
-SCORE_ALONE = ours.score_alone
+LOSSES_AND_LEADS = ours.losses_and_leads
 
 
 # ---- Reading
@@ -622,7 +616,7 @@ ZOO = {
         "test_rounding_decides_nothing",
     ),
     "the highest of equal ids is the best": (
-        wrong(score_alone=any_of_equals),
+        wrong(losses_and_leads=any_of_equals),
         "test_of_equal_tokens_the_lowest_id_is_the_best",
     ),
     "what was cut is centered by v1": (
