@@ -702,7 +702,7 @@ class Work:
         """Yield units that are read together, longest prefix first.
 
         Their prefixes, at most `limit` tokens, are cut to the shortest one; a batch
-        ends where the tokens that each row then reads again would be a tenth of it.
+        ends where the tokens that rows then read again would be a twentieth of it.
         Rows without a prefix are one batch: `packed` divides it.
         """
         batch: list[Unit] = []
@@ -712,7 +712,7 @@ class Work:
                 again += rows * (batch[-1].prefix - unit.prefix)
                 size = (len(batch) + 1) * batch[0].prefix
                 apart = unit.prefix == 0 < batch[0].prefix
-                if apart or size > limit or 10 * again > tokens + unit.prefix:
+                if apart or size > limit or 20 * again > tokens + unit.prefix:
                     yield batch
                     batch, tokens, rows, again = [], 0, 0, 0
             batch.append(unit)
@@ -728,7 +728,7 @@ def packed(
     """Yield (numbers of rows, longest) of rows that are padded to one length.
 
     sizes: tokens of each row after `prefix` others. At most `limit` tokens of rows and
-    prefixes; padding at most an eighth of the tokens, or 64.
+    prefixes; padding at most a sixteenth of the tokens, or 32.
     """
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     group: list[int] = []
@@ -737,7 +737,7 @@ def packed(
         longest = sizes[group[0]] if group else sizes[i]
         padded = (len(group) + 1) * longest - real - sizes[i]
         full = (len(group) + 1) * (prefix + longest) > limit
-        if group and (full or padded > max((real + sizes[i]) / 8, 64)):
+        if group and (full or padded > max((real + sizes[i]) / 16, 32)):
             yield group, longest
             group, real = [], 0
         group.append(i)
