@@ -343,7 +343,7 @@ class Rules(NamedTuple):
 
 
 AT_ONCE = 512  # items whose texts are held at a time
-VERSION = 1  # of the rules from `shots_of` to `encode`: older tokens are not used
+VERSION = 1  # of all rules, to `judge`: tokens and items of older ones are not used
 
 
 def encode(task: Task, text: Text, rules: Rules) -> list[Example]:
@@ -1075,7 +1075,8 @@ def evaluate(
     book, done = None, {task.label: {} for task in tasks}
     if journal is not None:
         known = text.fingerprint or _told_apart(text, tasks)
-        key = journal_key(model, tasks, known, text.bos, rules, str(dtype))
+        what = VERSION, known, text.bos, rules, str(dtype)
+        key = journal_key(model, tasks, *what)
         book = Journal(journal, key, rank)
         for label, index, right, choice, losses, *flags in book.records:
             done[label][index] = Item(index, right, choice, tuple(losses), *flags)

@@ -95,7 +95,7 @@ def evaluate(
     with evaluation.processes() as world:
         first = world.rank == 0
         subject = evaluation.load_subject(model, chosen[0].suite, world)
-        # A quick look leaves the reports and journals of all others as they are.
+        # A quick look leaves the whole's report and journal, and other looks, alone.
         part = evaluation.part_name(
             [task.label for task in chosen] if tasks else [],
             max_per_task=most,

@@ -116,10 +116,11 @@ def core_notes(report: Any) -> list[str]:
     if some and report.settings["legacy_pool"]:
         found.append("examples drawn from the sample alone, as in a quick mode")
     cropped = sum(result.truncated for result in report.tasks.values())
-    if cropped and report.settings["crop"] == "bos":
+    how = {"bos": "behind a BOS", "shots": "by whole examples"}
+    if cropped and (said := how.get(report.settings["crop"])):
         found.append(
-            f"{cropped:,} items were cropped behind a BOS; the reference cuts it off "
-            "too, as --crop plain does"
+            f"cropped {said}: {cropped:,} item{'s' * (cropped != 1)}; the reference "
+            "keeps the last tokens alone, as --crop plain does"
         )
     if report.settings["legacy_nan"]:
         won = sum(result.won_without_score for result in report.tasks.values())

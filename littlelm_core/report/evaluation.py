@@ -167,8 +167,11 @@ def part_name(labels: Sequence[str], **rules: Any) -> str:
     asked = [(name, value) for name, value in rules.items() if value]
     words = [name if value is True else f"{name}_{value}" for name, value in asked]
     name = re.sub(r"[^\w-]+", "_", "-".join([*sorted(labels), *words]))
-    # File systems end at 255 bytes; many labels are told by their digest.
-    name = name if len(name) < 100 else f"{name[:80]}-{digest_of(name)[:8]}"
+    # File systems end at 255 bytes; long names and odd labels are told by a digest.
+    odd = not all(re.fullmatch(r"\w+", label) for label in labels)
+    if odd or len(name.encode()) > 100:
+        start = name.encode()[:80].decode(errors="ignore")
+        name = f"{start}-{digest_of(sorted(labels), words)[:8]}"
     return f"part/{name}" if name else ""
 
 
@@ -203,6 +206,8 @@ def read_report(path: Path, tasks: Sequence[Task]) -> dict[str, Any]:
         report = json.loads(path.read_text("utf-8"))
         if report["format"] != FORMAT:
             raise ValueError(f"it has the format {report['format']!r}")
+        parts = [task["n"] < task["of"] for task in report["tasks"].values()]
+        report.setdefault("sample", any(parts))  # older ones do not say
         core_name(report), core_score(report)
         theirs = {k: (t["sha256"], t["accuracy"]) for k, t in report["tasks"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
