@@ -208,6 +208,11 @@ class Row(NamedTuple):
     start: int
 
     @property
+    def inputs(self) -> np.ndarray:
+        """The ids that are read: of what follows the last one nothing is asked."""
+        return self.ids[:-1]
+
+    @property
     def scored(self) -> int:
         """Tokens whose loss counts; 0 for a choice without a token of its own."""
         return len(self.ids) - self.start
@@ -638,9 +643,10 @@ def stories(rows: Sequence[Row]) -> list[tuple[int, list[int]]]:
 class Work:
     """The rows of a task's examples, in the order in which they cost least.
 
-    Identical rows of an item are scored once. Items of language modeling that begin
-    alike (several questions about one story) become one unit. done: indices of items
-    that need not be read; those of this rank are `known`.
+    Identical rows of an item are scored once, rows alike but for their last token are
+    read once. Items of language modeling that begin alike (several questions about one
+    story) become one unit. done: indices of items that need not be read; those of this
+    rank are `known`.
     """
 
     def __init__(
@@ -684,15 +690,23 @@ class Work:
         self.units: list[Unit] = []
         for prefix, rows in mine:
             rows = tuple(at for at in rows if examples[at[0]].index not in done)
-            if prefix >= SHORTEST_PREFIX and len(rows) > 1:
+            apart = self.readings(rows)
+            if prefix >= SHORTEST_PREFIX and len(apart) > 1:
                 self.units.append(Unit(prefix, rows))
             else:
-                self.units += [Unit(0, (row,)) for row in rows]
+                self.units += [Unit(0, tuple(alike)) for alike in apart]
         self.units.sort(key=lambda unit: -unit.prefix)
 
     def row(self, at: tuple[int, int]) -> Row:
         """Return a row by (number of the example, number of the row)."""
         return self.examples[at[0]].rows[at[1]]
+
+    def readings(self, rows: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+        """Divide rows by what is read of them: answers of one token read the same."""
+        found = defaultdict(list)
+        for at in rows:
+            found[self.row(at).inputs.tobytes()].append(at)
+        return [*found.values()]
 
     def longest(self, rows: Sequence[tuple[int, int]]) -> int:
         """Return the tokens of the longest of some rows."""
@@ -772,36 +786,45 @@ def score_rows(
     then the rest of every row behind it, rows of about one length at a time.
     """
     prefix = min(unit.prefix for unit in batch)
-    rows = [(n, at) for n, unit in enumerate(batch) for at in unit.rows]
+    readings = [
+        (n, alike) for n, u in enumerate(batch) for alike in work.readings(u.rows)
+    ]
     cache = None
     if prefix:
         heads = [work.row(unit.rows[0]).ids[:prefix] for unit in batch]
         cache = reader.read(torch.from_numpy(np.stack(heads)).long().to(reader.device))
     leads = work.task.kind == "language_modeling"
-    sizes = [len(work.row(at).ids) - prefix for _, at in rows]
+    sizes = [len(work.row(alike[0]).inputs) - prefix for _, alike in readings]
     for numbers, longest in packed(sizes, prefix, limit):
-        chosen = [work.row(rows[i][1]) for i in numbers]
+        chosen = [readings[i] for i in numbers]
         ids_BT = np.zeros((len(chosen), longest), dtype=np.int64)
-        for ids, row in zip(ids_BT, chosen, strict=True):
-            ids[: len(row.ids) - prefix] = row.ids[prefix:]
-        ids_BT = torch.from_numpy(ids_BT).to(reader.device)
+        for ids, (_, alike) in zip(ids_BT, chosen, strict=True):
+            rest = work.row(alike[0]).inputs[prefix:]
+            ids[: len(rest)] = rest
         fork = None
         if cache is not None:
-            units = [rows[i][0] for i in numbers]
-            fork = reader.fork(cache, units, prefix + longest)
+            fork = reader.fork(cache, [n for n, _ in chosen], prefix + longest)
+        ids_BT = torch.from_numpy(ids_BT).to(reader.device)
         streams_NC = reader.streams(ids_BT, fork).flatten(0, 1)
-        spans = [(b * longest + row.start - prefix, row.scored)
-                 for b, row in enumerate(chosen)]  # fmt: skip
-        scored = np.concatenate([np.arange(at, at + n) for at, n in spans])
-        scored = torch.from_numpy(scored).to(reader.device)
-        targets_N = ids_BT.flatten()[scored]
-        loss_N, lead_N = _at_scored(reader, streams_NC, scored - 1, targets_N, leads)
-        ends = np.cumsum([n for _, n in spans])
-        for i, end, (_, n) in zip(numbers, ends, spans, strict=True):
-            part = slice(end - n, end)
-            score = Score(float(loss_N[part].mean()), float(lead_N[part].min()))
-            read = longest + (prefix if rows[i][1] == batch[rows[i][0]].rows[0] else 0)
-            yield rows[i][1], score, read
+        rows = [(b, at) for b, (_, alike) in enumerate(chosen) for at in alike]
+        before, targets = [], []
+        for b, at in rows:
+            row = work.row(at)
+            first = b * longest + row.start - 1 - prefix
+            before.append(np.arange(first, first + row.scored))
+            targets.append(row.ids[row.start :].astype(np.int64))
+        before_N, targets_N = (
+            torch.from_numpy(np.concatenate(parts)).to(reader.device)
+            for parts in (before, targets)
+        )
+        loss_N, lead_N = _at_scored(reader, streams_NC, before_N, targets_N, leads)
+        ends = np.cumsum([len(part) for part in targets])
+        for (b, at), end, part in zip(rows, ends, targets, strict=True):
+            n, alike = chosen[b]
+            own = slice(end - len(part), end)
+            score = Score(float(loss_N[own].mean()), float(lead_N[own].min()))
+            read = longest if at == alike[0] else 0
+            yield at, score, read + (prefix if at == batch[n].rows[0] else 0)
 
 
 def _at_scored(

@@ -276,10 +276,13 @@ def planned(task: Task, text: Text, count: int) -> Counter[str]:
     found["alone"] = sum(len(row.ids) for e in examples for row in e.rows)
     work = Work(task, examples, share=True)
     for unit in work.units:
-        sizes = [len(work.row(at).ids) for at in unit.rows]
+        readings = work.readings(unit.rows)
+        sizes = [len(work.row(alike[0]).inputs) for alike in readings]
         read = sum(sizes) - unit.prefix * (len(sizes) - 1)
         found["read"] += read
-        found["by item"] += sum(sizes) if task.kind == "language_modeling" else read
+        if task.kind == "language_modeling":
+            read = sum(len(work.row(at).inputs) for at in unit.rows)
+        found["by item"] += read
         found["logits"] += sum(work.row(at).scored for at in unit.rows)
     return found
 

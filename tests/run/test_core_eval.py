@@ -409,6 +409,29 @@ def test_a_shared_story_and_shared_examples_are_read_once():
 
 
 @pytest.mark.parametrize("cache", [True, False])
+def test_a_rows_last_token_is_not_read_and_answers_of_one_token_are_one_reading(cache):
+    tokenizer = rules.Pieces()
+    model = rules._transformer(tokenizer)
+    for choices, run in (
+        (["a", "b", "c", "d"], 40),  # BOS, query, delimiter: once
+        (["a", "b", "ab", "ac"], 39 + 2 * 2 if cache else 2 * 41),  # one is padded
+        (["ab", "cd"], 39 + 2 * 2 if cache else 2 * 41),
+    ):
+        record = {"query": "abcdefgh" * 4 + "abcdef", "choices": choices, "gold": 0}
+        tasks = rules._load(rules._spec(rules.MC, [record], delimiter=":"))
+        report = evaluate(model, tokenizer, tasks, prefix_cache=cache)
+        (result,) = report.tasks.values()
+        assert not result.count("settled")
+        assert result.tokens_run == run, choices
+        alone = sum(40 + len(choice) for choice in choices)
+        assert result.tokens_alone == alone, choices
+        assert result.logits == sum(map(len, choices))
+        (example,) = encode(tasks[0], Text(tokenizer), Rules())
+        slow = core_eval.score_alone(Reader(model), example)
+        assert result.items[0].scores == pytest.approx([s.loss for s in slow])
+
+
+@pytest.mark.parametrize("cache", [True, False])
 def test_identical_choices_are_read_once(cache):
     tokenizer = rules.Pieces()
     choices = [["ab", "ab", "cd", "ab"], ["dc", "ba", "dc", "ba"]]
@@ -535,7 +558,7 @@ def test_a_special_token_spelled_out_in_a_text_is_only_text():
     evaluate(model, tokenizer, rules._load(spec))
     (ids,) = {tuple(row) for ids_BT in model.seen for row in ids_BT.tolist()}
     assert ids.count(tokenizer.bos_id) == 1, ids
-    assert bytes(ids[1:]) == f"a {name} b".encode()
+    assert bytes(ids[1:]) == f"a {name} ".encode()
 
 
 def broken(folder, change=None, file=None):
