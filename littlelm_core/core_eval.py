@@ -57,6 +57,7 @@ from littlelm_core.report.journal import Journal
 
 __all__ = [
     "AT_ONCE",
+    "At",
     "BATCH_TOKENS",
     "CROPS",
     "CoreReport",
@@ -74,6 +75,7 @@ __all__ = [
     "Text",
     "Unit",
     "VERSION",
+    "WASTE",
     "Work",
     "bootstrap",
     "common_prefix",
@@ -418,6 +420,9 @@ def encoded(task: Task, text: Text, rules: Rules, folder: Path | None) -> list[E
 
 # ---- A model that is read
 
+# Tokens read at a time. On a CPU they should stay in the cache.
+BATCH_TOKENS = {"cpu": 2048, "gpu": 65536}
+
 
 class Reader:
     """A model as the evaluator sees it: streams of ids in, logits where asked.
@@ -438,6 +443,9 @@ class Reader:
         # An own model's cache may know nothing of rows that go on from one another.
         layers = model.make_cache(1, 2) if hasattr(model, "make_cache") else ()
         self.caches = bool(layers) and all(hasattr(x, "select") for x in layers)
+        # A GPU's batch is too large for a model that makes logits of every token.
+        large = self.device.type != "cpu" and getattr(model, "splits", self.splits)
+        self.batch_tokens = BATCH_TOKENS["gpu" if large else "cpu"]
 
     def streams(self, ids_BT: Tensor, cache: Any = None) -> Tensor:
         """Return what `logits` reads, B x T x C (the logits, if there is no such)."""
@@ -589,13 +597,17 @@ def is_close(
 # A shared prefix shorter than this is not worth a pass of its own.
 SHORTEST_PREFIX = 16
 MOST_ROWS = 64  # behind one prefix
+# A pass may waste this part of its tokens: about what one pass more would cost.
+WASTE = 1 / 64
+
+At = tuple[int, int]  # a row: the number of its example, and its own there
 
 
 class Unit(NamedTuple):
     """Rows that begin with the same `prefix` tokens: of one item, or of one story."""
 
     prefix: int
-    rows: tuple[tuple[int, int], ...]  # (number of the example, number of the row)
+    rows: tuple[At, ...]
 
 
 def shared_tokens(rows: Sequence[Row]) -> int:
@@ -659,7 +671,7 @@ class Work:
         done: Collection[int] = (),
     ) -> None:
         self.task, self.examples = task, examples
-        kept: list[tuple[tuple[int, int], ...]] = []
+        kept: list[tuple[At, ...]] = []
         for number, example in enumerate(examples):
             rows = {
                 (row.ids.tobytes(), row.start): (number, r)
@@ -697,18 +709,18 @@ class Work:
                 self.units += [Unit(0, tuple(alike)) for alike in apart]
         self.units.sort(key=lambda unit: -unit.prefix)
 
-    def row(self, at: tuple[int, int]) -> Row:
-        """Return a row by (number of the example, number of the row)."""
+    def row(self, at: At) -> Row:
+        """Return a row by its place."""
         return self.examples[at[0]].rows[at[1]]
 
-    def readings(self, rows: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    def readings(self, rows: Sequence[At]) -> list[list[At]]:
         """Divide rows by what is read of them: answers of one token read the same."""
         found = defaultdict(list)
         for at in rows:
             found[self.row(at).inputs.tobytes()].append(at)
         return [*found.values()]
 
-    def longest(self, rows: Sequence[tuple[int, int]]) -> int:
+    def longest(self, rows: Sequence[At]) -> int:
         """Return the tokens of the longest of some rows."""
         return max(len(self.row(at).ids) for at in rows)
 
@@ -716,24 +728,37 @@ class Work:
         """Yield units that are read together, longest prefix first.
 
         Their prefixes, at most `limit` tokens, are cut to the shortest one; a batch
-        ends where the tokens that rows then read again would be a twentieth of it.
-        Rows without a prefix are one batch: `packed` divides it.
+        ends where the tokens that rows then read again would be more than WASTE of
+        the limit. Rows without a prefix are one batch: `packed` divides it.
         """
         batch: list[Unit] = []
-        tokens = rows = again = 0
+        rows = again = 0
         for unit in self.units:
             if batch:
                 again += rows * (batch[-1].prefix - unit.prefix)
                 size = (len(batch) + 1) * batch[0].prefix
                 apart = unit.prefix == 0 < batch[0].prefix
-                if apart or size > limit or 20 * again > tokens + unit.prefix:
+                if apart or size > limit or again > WASTE * limit:
                     yield batch
-                    batch, tokens, rows, again = [], 0, 0, 0
+                    batch, rows, again = [], 0, 0
             batch.append(unit)
-            tokens += unit.prefix
             rows += len(unit.rows)
         if batch:
             yield batch
+
+    def passes(
+        self, batch: Sequence[Unit], limit: int
+    ) -> Iterator[tuple[list[tuple[int, list[At]]], int]]:
+        """Yield (readings, longest) of what is read at a time behind the prefixes.
+
+        A reading: its unit's number in the batch, and the rows that read the same.
+        """
+        prefix = min(unit.prefix for unit in batch)
+        units = [(n, self.readings(unit.rows)) for n, unit in enumerate(batch)]
+        found = [(n, alike) for n, readings in units for alike in readings]
+        sizes = [len(self.row(alike[0]).inputs) - prefix for _, alike in found]
+        for numbers, longest in packed(sizes, prefix, limit):
+            yield [found[i] for i in numbers], longest
 
 
 def packed(
@@ -742,20 +767,19 @@ def packed(
     """Yield (numbers of rows, longest) of rows that are padded to one length.
 
     sizes: tokens of each row after `prefix` others. At most `limit` tokens of rows and
-    prefixes; padding at most a sixteenth of the tokens, or 32.
+    prefixes, and of padding WASTE of that.
     """
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     group: list[int] = []
-    real = 0
+    padded = 0
     for i in order:
         longest = sizes[group[0]] if group else sizes[i]
-        padded = (len(group) + 1) * longest - real - sizes[i]
+        padded += longest - sizes[i]
         full = (len(group) + 1) * (prefix + longest) > limit
-        if group and (full or padded > max((real + sizes[i]) / 16, 32)):
+        if group and (full or padded > WASTE * limit):
             yield group, longest
-            group, real = [], 0
+            group, padded = [], 0
         group.append(i)
-        real += sizes[i]
     if group:
         yield group, sizes[group[0]]
 
@@ -779,24 +803,19 @@ def losses_and_leads(
 @torch.inference_mode()
 def score_rows(
     reader: Reader, work: Work, batch: Sequence[Unit], limit: int
-) -> Iterator[tuple[tuple[int, int], Score, int]]:
+) -> Iterator[tuple[At, Score, int]]:
     """Yield (row, its score, tokens read for it) for all rows of a batch.
 
     The prefix common to each unit is read once, cut to the length of the shortest one;
     then the rest of every row behind it, rows of about one length at a time.
     """
     prefix = min(unit.prefix for unit in batch)
-    readings = [
-        (n, alike) for n, u in enumerate(batch) for alike in work.readings(u.rows)
-    ]
     cache = None
     if prefix:
         heads = [work.row(unit.rows[0]).ids[:prefix] for unit in batch]
         cache = reader.read(torch.from_numpy(np.stack(heads)).long().to(reader.device))
     leads = work.task.kind == "language_modeling"
-    sizes = [len(work.row(alike[0]).inputs) - prefix for _, alike in readings]
-    for numbers, longest in packed(sizes, prefix, limit):
-        chosen = [readings[i] for i in numbers]
+    for chosen, longest in work.passes(batch, limit):
         ids_BT = np.zeros((len(chosen), longest), dtype=np.int64)
         for ids, (_, alike) in zip(ids_BT, chosen, strict=True):
             rest = work.row(alike[0]).inputs[prefix:]
@@ -1028,10 +1047,6 @@ def _told_apart(text: Text, tasks: Sequence[Task]) -> list[list[int]]:
     return [ids.tolist() for ids in text.encode(rows)]
 
 
-# Tokens read at a time. On a CPU they should stay in the cache.
-BATCH_TOKENS = {"cpu": 2048, "gpu": 65536}
-
-
 def evaluate(
     model: nn.Module,
     tokenizer: Any,
@@ -1083,10 +1098,7 @@ def evaluate(
             "choose bos, plain or shots"
         )
     kind = reader.device.type
-    if batch_tokens is None:
-        # A GPU's batch is too large for a model that makes logits of every token.
-        large = kind != "cpu" and getattr(model, "splits", reader.splits)
-        batch_tokens = BATCH_TOKENS["gpu" if large else "cpu"]
+    batch_tokens = reader.batch_tokens if batch_tokens is None else batch_tokens
     check_tasks(tasks)
     choices = {"crop": (crop, CROPS), "baselines": (baselines, TABLES)}
     check_settings(batch_tokens, max_per_task, rank, world, choices)
@@ -1193,7 +1205,7 @@ class _Finish:
 
     def read(
         self, reader: Reader, work: Work, limit: int
-    ) -> Iterator[tuple[tuple[int, int], Score]]:
+    ) -> Iterator[tuple[At, Score]]:
         """Yield (row, its score), and count what is read for it."""
         for batch in work.batches(limit):
             for at, score, read in score_rows(reader, work, batch, limit):

@@ -125,16 +125,16 @@ def compare(
     the sample, times the tokens that a whole run reads in this way.
     whole: what `planned` says of all items, by task; without, items are weighed.
     """
-    text = Text(tokenizer)
+    text, device = Text(tokenizer), next(model.parameters()).device
+    limit = Reader(model).batch_tokens
     scales = {}  # from the sample to a whole run, for a task's rows alone and read
     for task in tasks:
-        sample = planned(task, text, counts[task.label])
+        sample = planned(task, text, counts[task.label], limit)
         every = len(task.items) / counts[task.label]
         total = (
             whole[task.label] if whole else {k: every * n for k, n in sample.items()}
         )
         scales[task.label] = [total[k] / sample[k] for k in ("alone", "read")]
-    device = next(model.parameters()).device
     clock, numbers = clock_of(device), partial(precision_context, "auto", device)
     rounded = settled = 0
     totals: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -211,8 +211,9 @@ def core(quick: bool = False, model: str = "") -> list[Row]:
     tokenizer = prepare_run(load_run("tiny")).tokenizer
     cfg = dataclasses.replace(SHAPE_3M, vocab_size=tokenizer.vocab_size)
     if quick:
-        small = {"dim": 32, "layers": 1, "heads": 2, "kv_heads": 1, "ffn_dim": 64}
-        cfg = dataclasses.replace(cfg, **small)
+        cfg = dataclasses.replace(
+            cfg, dim=32, layers=1, heads=2, kv_heads=1, ffn_dim=64
+        )
     counts = _sample(tasks, 5000 if quick else PART)
     four = [
         task
@@ -220,11 +221,10 @@ def core(quick: bool = False, model: str = "") -> list[Row]:
         if task.shots == 10 and len(task.items[0].get("choices", ())) == 4
     ]
     more = {label: max(n, 1 if quick else 10) for label, n in counts.items()}
-    measure = partial(
-        compare, model=filled(cfg).to(device), tokenizer=tokenizer, count=3
-    )
+    small = filled(cfg).to(device)
+    measure = partial(compare, model=small, tokenizer=tokenizer, count=3)
     bar = 5.0 if device == "cuda" else 2.3
-    whole = None if quick else _whole(tokenizer, tasks)
+    whole = None if quick else _whole(small, tokenizer, tasks)
     return [
         measure("3M model", tasks=tasks, counts=counts, bar=bar, whole=whole),
         measure(
@@ -253,43 +253,46 @@ def _sample(tasks: Sequence[Task], part: int) -> dict[str, int]:
 
 
 def _theirs(model: str, tasks: Sequence[Task], device: str, quick: bool) -> Row:
-    loaded, tokenizer = load_causal_lm(model.removeprefix("hf:"))
+    loaded, tokenizer = load_causal_lm(model.removeprefix("hf:"), device)
     counts = _sample(tasks, 20000 if quick else PART_OF_THEIRS)
     bar = 5.0 if device == "cuda" else 3.0
-    whole = None if quick else _whole(tokenizer, tasks)
-    loaded, name = loaded.to(device), Path(model).name
+    whole = None if quick else _whole(loaded, tokenizer, tasks)
+    name = Path(model).name
     row = compare(name, loaded, tokenizer, tasks, counts, 1, bar, whole)
     if whole:
         row.note += "; all of it: " + _said(sum(whole.values(), Counter()))
     return row
 
 
-def planned(task: Task, text: Text, count: int) -> Counter[str]:
+def planned(task: Task, text: Text, count: int, limit: int) -> Counter[str]:
     """Count the tokens of the first items, and the positions that need logits.
 
     alone: if each row is read alone; by item: what rows of an item share, once; read:
-    with stories too, as `evaluate` plans it, padding not counted.
+    with stories too, and padded, as `evaluate` reads them, at most `limit` at a time.
     """
     rules = Rules(CONTEXT, max_per_task=count)
     examples = [crop(e, rules.context) for e in encode(task, text, rules)]
     found: Counter[str] = Counter()
     found["alone"] = sum(len(row.ids) for e in examples for row in e.rows)
     work = Work(task, examples, share=True)
+    for batch in work.batches(limit):
+        found["read"] += len(batch) * min(unit.prefix for unit in batch)
+        for readings, longest in work.passes(batch, limit):
+            found["read"] += len(readings) * longest
     for unit in work.units:
         readings = work.readings(unit.rows)
         sizes = [len(work.row(alike[0]).inputs) for alike in readings]
-        read = sum(sizes) - unit.prefix * (len(sizes) - 1)
-        found["read"] += read
-        if task.kind == "language_modeling":
-            read = sum(len(work.row(at).inputs) for at in unit.rows)
-        found["by item"] += read
+        shared = unit.prefix if task.kind != "language_modeling" else 0
+        found["by item"] += sum(sizes) - shared * (len(sizes) - 1)
         found["logits"] += sum(work.row(at).scored for at in unit.rows)
     return found
 
 
-def _whole(tokenizer: Any, tasks: Sequence[Task]) -> dict[str, Counter[str]]:
-    text = Text(tokenizer)
-    return {task.label: planned(task, text, len(task.items)) for task in tasks}
+def _whole(
+    model: nn.Module, tokenizer: Any, tasks: Sequence[Task]
+) -> dict[str, Counter[str]]:
+    text, limit = Text(tokenizer), Reader(model).batch_tokens
+    return {task.label: planned(task, text, len(task.items), limit) for task in tasks}
 
 
 def _said(total: Counter[str]) -> str:

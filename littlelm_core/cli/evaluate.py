@@ -66,7 +66,8 @@ def evaluate(
     Without the real files (littlelm data prepare core) it runs on mini CORE, which
     comes with the course and is not CORE. Under torchrun each process takes a share.
     The report of a part (--tasks, --max-per-task) or by other rules (--context, --crop,
-    --legacy-pool, --legacy-nan) has a folder of its own, in part.
+    --baselines, --precision, --legacy-pool, --legacy-nan) has a folder of its own, in
+    part.
 
     \b
     Examples:
@@ -86,10 +87,10 @@ def evaluate(
     _check_word("--crop", crop, CROPS)
     _check_word("--baselines", baselines, TABLES)
     _check_word("--precision", precision, evaluation.PRECISIONS)
-    most = _limit("--max-per-task", max_per_task)
     longest = _limit("--context", context)
     at_once = _limit("--batch-tokens", batch_tokens)
     chosen = evaluation.choose_tasks(data, tasks)
+    most = evaluation.cap(chosen, _limit("--max-per-task", max_per_task))
     evaluation.enough(chosen, most, legacy_pool)
     other = evaluation.read_report(against, chosen) if against else None
     with evaluation.processes() as world:
@@ -101,6 +102,8 @@ def evaluate(
             max_per_task=most,
             context=longest,
             crop=crop if crop != "bos" else None,
+            baselines=baselines if baselines != "v1" else None,
+            precision=precision if precision != "auto" else None,
             legacy_pool=legacy_pool,
             legacy_nan=legacy_nan,
         )

@@ -123,7 +123,7 @@ def evaluate_run(
     suite. None when a signal has come.
     """
     run, world, tasks = trainer.run, trainer.world, run_tasks(trainer.run)
-    most = None if run.eval_max_per_task == -1 else run.eval_max_per_task
+    most = cap(tasks, None if run.eval_max_per_task == -1 else run.eval_max_per_task)
     say = trainer.report.progress.say
     shown = EvalProgress(tasks, most, world.size, say=say, quiet=world.rank > 0)
 
@@ -151,6 +151,14 @@ def evaluate_run(
         folder = trainer.run_dir / short(report.suite) / f"step_{trainer.step:08d}"
         save(report, facts, folder / part_name([], max_per_task=most))
     return core_record(facts) | {"exam": exam_of(tasks, run.eval_max_per_task)}
+
+
+def cap(tasks: Sequence[Task], most: int | None) -> int | None:
+    """Return the most items of each task that are scored; None if that is all of them.
+
+    A limit that cuts nothing leaves a whole exam, by its name and its place.
+    """
+    return most if most and any(len(task.items) > most for task in tasks) else None
 
 
 def short(suite: str) -> str:

@@ -18,6 +18,7 @@ import yaml
 from processes import run_ranks
 
 from littlelm_core import core_eval
+from littlelm_core.bench.core import planned
 from littlelm_core.check import load_contract
 from littlelm_core.config import ConfigError, DataError, LittleLMError
 from littlelm_core.core_eval import (
@@ -371,7 +372,7 @@ def test_rows_are_packed_within_the_limit_and_with_little_padding():
             real = sum(sizes[i] for i in group)
             assert longest == max(sizes[i] for i in group)
             assert len(group) == 1 or len(group) * (prefix + longest) <= limit
-            assert len(group) * longest - real <= max(real / 16, 32), group
+            assert len(group) * longest - real <= limit / 64, group
 
 
 def test_unlike_rows_of_one_loss_are_close_and_like_ones_are_one():
@@ -429,6 +430,21 @@ def test_a_rows_last_token_is_not_read_and_answers_of_one_token_are_one_reading(
         (example,) = encode(tasks[0], Text(tokenizer), Rules())
         slow = core_eval.score_alone(Reader(model), example)
         assert result.items[0].scores == pytest.approx([s.loss for s in slow])
+
+
+@pytest.mark.parametrize("limit", [1, 100, 2000])
+def test_the_bench_counts_ahead_what_is_read(limit):
+    tokenizer = rules.Pieces()
+    model, tasks = rules._transformer(tokenizer), rules._load(*rules._drawn(9, 12))
+    for task in tasks:
+        keys = {"batch_tokens": limit, "max_per_task": 9}
+        (result,) = evaluate(model, tokenizer, [task], **keys).tasks.values()
+        assert not result.truncated
+        assert not result.count("settled")
+        plan = planned(task, Text(tokenizer), 9, limit)
+        counted = plan["alone"], plan["read"], plan["logits"]
+        assert counted == (result.tokens_alone, result.tokens_run, result.logits)
+        assert plan["by item"] <= plan["alone"]
 
 
 @pytest.mark.parametrize("cache", [True, False])

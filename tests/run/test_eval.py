@@ -297,6 +297,9 @@ def test_a_sample_of_each_task(home, capsys):
     step = home / "sample" / "mini_core" / "step_00000006"
     assert [path.name for path in step.iterdir()] == ["part"], "the whole's place"
     report = stored(step / "part" / "max_per_task_5")
+    enough = "eval_max_per_task=12"  # items of each task
+    train(run_of(home, "all", keys[0], enough, keys[2]))
+    assert not stored(home / "all" / "mini_core" / "step_00000006")["sample"]
     assert records(home / "sample", "core")[-1]["sample"]
     assert {(t["n"], t["of"]) for t in report["tasks"].values()} == {(5, 12)}
     assert not report["settings"]["legacy_pool"]
@@ -406,6 +409,8 @@ def test_by_checkpoint_by_folder_and_by_name(home, trained, tmp_path, monkeypatc
         "max_per_task_2": ["--max-per-task", 2],
         "context_24": ["--context", 24],
         "crop_plain": ["--crop", "plain"],
+        "baselines_v2": ["--baselines", "v2"],
+        "precision_bf16": ["--precision", "bf16"],
         "legacy_pool": ["--legacy-pool"],
         "piqa-legacy_nan": ["--legacy-nan", "--tasks", "piqa"],
     }
@@ -419,6 +424,11 @@ def test_by_checkpoint_by_folder_and_by_name(home, trained, tmp_path, monkeypatc
             assert path.read_bytes() == text, f"{other} changed {path}"
         path = folder / "part" / name / "report.json"
         before[path] = path.read_bytes()
+    assert {p.name for p in (folder / "part").iterdir()} == {*parts}
+    # A limit above every task's items cuts nothing: the whole, in its own place.
+    (folder / "report.json").unlink()
+    assert littlelm("eval", "tiny", "--data", home / "few", "--max-per-task", 12) == 0
+    assert not stored(folder)["sample"]
     assert {p.name for p in (folder / "part").iterdir()} == {*parts}
 
 
