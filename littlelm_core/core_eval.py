@@ -57,7 +57,6 @@ from littlelm_core.report.journal import Journal
 
 __all__ = [
     "AT_ONCE",
-    "At",
     "BATCH_TOKENS",
     "CROPS",
     "CoreReport",
@@ -65,6 +64,7 @@ __all__ = [
     "Item",
     "MARGINS",
     "MOST_ROWS",
+    "Place",
     "Reader",
     "Row",
     "Rules",
@@ -573,7 +573,7 @@ def judge(
 
 
 # Numbers of another order of summation differ; an answer that hangs on less than this
-# is settled: each row is read by itself. In nats and logits, by dtype of the products.
+# is settled: its rows are read by themselves. Nats and logits, by the products' dtype.
 MARGINS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -597,17 +597,17 @@ def is_close(
 # A shared prefix shorter than this is not worth a pass of its own.
 SHORTEST_PREFIX = 16
 MOST_ROWS = 64  # behind one prefix
-# A pass may waste this part of its tokens: about what one pass more would cost.
+# Of the tokens that a pass may read so many may be wasted: one pass more costs as much.
 WASTE = 1 / 64
 
-At = tuple[int, int]  # a row: the number of its example, and its own there
+Place = tuple[int, int]  # a row: the number of its example, and its own there
 
 
 class Unit(NamedTuple):
     """Rows that begin with the same `prefix` tokens: of one item, or of one story."""
 
     prefix: int
-    rows: tuple[At, ...]
+    rows: tuple[Place, ...]
 
 
 def shared_tokens(rows: Sequence[Row]) -> int:
@@ -671,7 +671,7 @@ class Work:
         done: Collection[int] = (),
     ) -> None:
         self.task, self.examples = task, examples
-        kept: list[tuple[At, ...]] = []
+        kept: list[tuple[Place, ...]] = []
         for number, example in enumerate(examples):
             rows = {
                 (row.ids.tobytes(), row.start): (number, r)
@@ -709,18 +709,18 @@ class Work:
                 self.units += [Unit(0, tuple(alike)) for alike in apart]
         self.units.sort(key=lambda unit: -unit.prefix)
 
-    def row(self, at: At) -> Row:
+    def row(self, at: Place) -> Row:
         """Return a row by its place."""
         return self.examples[at[0]].rows[at[1]]
 
-    def readings(self, rows: Sequence[At]) -> list[list[At]]:
+    def readings(self, rows: Sequence[Place]) -> list[list[Place]]:
         """Divide rows by what is read of them: answers of one token read the same."""
         found = defaultdict(list)
         for at in rows:
             found[self.row(at).inputs.tobytes()].append(at)
         return [*found.values()]
 
-    def longest(self, rows: Sequence[At]) -> int:
+    def longest(self, rows: Sequence[Place]) -> int:
         """Return the tokens of the longest of some rows."""
         return max(len(self.row(at).ids) for at in rows)
 
@@ -732,23 +732,23 @@ class Work:
         the limit. Rows without a prefix are one batch: `packed` divides it.
         """
         batch: list[Unit] = []
-        rows = again = 0
+        extra = again = 0  # a unit's first reading has the tokens that its prefix lost
         for unit in self.units:
             if batch:
-                again += rows * (batch[-1].prefix - unit.prefix)
+                again += extra * (batch[-1].prefix - unit.prefix)
                 size = (len(batch) + 1) * batch[0].prefix
                 apart = unit.prefix == 0 < batch[0].prefix
                 if apart or size > limit or again > WASTE * limit:
                     yield batch
-                    batch, rows, again = [], 0, 0
+                    batch, extra, again = [], 0, 0
             batch.append(unit)
-            rows += len(unit.rows)
+            extra += len(self.readings(unit.rows)) - 1
         if batch:
             yield batch
 
     def passes(
         self, batch: Sequence[Unit], limit: int
-    ) -> Iterator[tuple[list[tuple[int, list[At]]], int]]:
+    ) -> Iterator[tuple[list[tuple[int, list[Place]]], int]]:
         """Yield (readings, longest) of what is read at a time behind the prefixes.
 
         A reading: its unit's number in the batch, and the rows that read the same.
@@ -767,7 +767,7 @@ def packed(
     """Yield (numbers of rows, longest) of rows that are padded to one length.
 
     sizes: tokens of each row after `prefix` others. At most `limit` tokens of rows and
-    prefixes, and of padding WASTE of that.
+    prefixes, and of padding at most WASTE of the limit.
     """
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     group: list[int] = []
@@ -803,7 +803,7 @@ def losses_and_leads(
 @torch.inference_mode()
 def score_rows(
     reader: Reader, work: Work, batch: Sequence[Unit], limit: int
-) -> Iterator[tuple[At, Score, int]]:
+) -> Iterator[tuple[Place, Score, int]]:
     """Yield (row, its score, tokens read for it) for all rows of a batch.
 
     The prefix common to each unit is read once, cut to the length of the shortest one;
@@ -826,21 +826,18 @@ def score_rows(
         ids_BT = torch.from_numpy(ids_BT).to(reader.device)
         streams_NC = reader.streams(ids_BT, fork).flatten(0, 1)
         rows = [(b, at) for b, (_, alike) in enumerate(chosen) for at in alike]
-        before, targets = [], []
-        for b, at in rows:
-            row = work.row(at)
-            first = b * longest + row.start - 1 - prefix
-            before.append(np.arange(first, first + row.scored))
-            targets.append(row.ids[row.start :].astype(np.int64))
-        before_N, targets_N = (
-            torch.from_numpy(np.concatenate(parts)).to(reader.device)
-            for parts in (before, targets)
-        )
+        scored = [work.row(at) for _, at in rows]
+        counts = [row.scored for row in scored]
+        b_N = np.repeat([b for b, _ in rows], counts)
+        t_N = np.concatenate([np.arange(r.start, len(r.ids)) for r in scored]) - 1
+        targets_N = np.concatenate([row.ids[row.start :] for row in scored])
+        before_N = torch.from_numpy(b_N * longest + t_N - prefix).to(reader.device)
+        targets_N = torch.from_numpy(targets_N).long().to(reader.device)
         loss_N, lead_N = _at_scored(reader, streams_NC, before_N, targets_N, leads)
-        ends = np.cumsum([len(part) for part in targets])
-        for (b, at), end, part in zip(rows, ends, targets, strict=True):
+        ends = np.cumsum(counts)
+        for (b, at), end, count in zip(rows, ends, counts, strict=True):
             n, alike = chosen[b]
-            own = slice(end - len(part), end)
+            own = slice(end - count, end)
             score = Score(float(loss_N[own].mean()), float(lead_N[own].min()))
             read = longest if at == alike[0] else 0
             yield at, score, read + (prefix if at == batch[n].rows[0] else 0)
@@ -1075,7 +1072,7 @@ def evaluate(
     baselines: the table of `core`, "v1" or "v2". crop: see `crop`. legacy_pool: draw
     examples from the first max_per_task items alone. legacy_nan: see `judge`.
     batch_tokens: tokens read at a time, and as many of prefixes kept for them (more
-    only for a single longer row); None: BATCH_TOKENS of the device.
+    only for a single longer row); None: `Reader.batch_tokens`.
     prefix_cache: read shared prefixes once. token_cache: a folder for the tokens of
     prompts. journal: a folder for finished items, from which the same call goes on.
     progress: called as progress(label, items finished); False ends the evaluation.
@@ -1205,7 +1202,7 @@ class _Finish:
 
     def read(
         self, reader: Reader, work: Work, limit: int
-    ) -> Iterator[tuple[At, Score]]:
+    ) -> Iterator[tuple[Place, Score]]:
         """Yield (row, its score), and count what is read for it."""
         for batch in work.batches(limit):
             for at, score, read in score_rows(reader, work, batch, limit):
@@ -1218,7 +1215,7 @@ class _Finish:
     ) -> Item:
         """Judge an item; the rows of one that hangs on rounding are read by themselves.
 
-        That reading depends on nothing but the row, so the answer does neither.
+        That reading depends on nothing but the item, so the answer does neither.
         """
         self.alone += sum(len(row.ids) for row in example.rows)
         missing = Score(math.nan, math.nan)

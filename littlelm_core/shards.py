@@ -32,7 +32,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
-from littlelm_core.config import DataError, register
+from littlelm_core.config import ConfigError, DataError, register
 
 __all__ = [
     "BLOCK",
@@ -572,7 +572,8 @@ class Loader:
 
         make: called with {domain: its rows}, gives the mixture. Its `pick()` says
         (domain, epoch, index) of the next row of all ranks together, or None at the
-        end: then missing rows have the target -100, and all ranks end together.
+        end: then missing rows have the target -100, and all ranks end together. One
+        that names no row raises ConfigError.
         """
         parts: dict[str, list[tuple[Shard, RowPlan]]] = {}
         for shard, plan in self._packed.parts:
@@ -587,6 +588,16 @@ class Loader:
         picks = [self.mixture.pick() for _ in range(self.world * self.batch_rows)]
         if picks[0] is None:
             raise StopIteration
+        for pick in picks:  # on every rank, so that all end together
+            there = range(len(self.domains.get(getattr(pick, "domain", None), ())))
+            if pick is not None and getattr(pick, "index", None) not in there:
+                known = ", ".join(
+                    f"{n} ({len(d)} rows)" for n, d in self.domains.items()
+                )
+                raise ConfigError(
+                    f"mixture: pick() gave {pick!r}: it must give Pick(domain, epoch, "
+                    f"index), a row of {known}, or None at the end"
+                )
         mine = picks[self.rank * self.batch_rows :][: self.batch_rows]
         return [self.domains[p.domain][p.index] for p in mine if p is not None]
 

@@ -125,16 +125,16 @@ def compare(
     the sample, times the tokens that a whole run reads in this way.
     whole: what `planned` says of all items, by task; without, items are weighed.
     """
-    text, device = Text(tokenizer), next(model.parameters()).device
-    limit = Reader(model).batch_tokens
+    text, reader = Text(tokenizer), Reader(model)
     scales = {}  # from the sample to a whole run, for a task's rows alone and read
     for task in tasks:
-        sample = planned(task, text, counts[task.label], limit)
+        sample = planned(task, text, counts[task.label], reader)
         every = len(task.items) / counts[task.label]
         total = (
             whole[task.label] if whole else {k: every * n for k, n in sample.items()}
         )
         scales[task.label] = [total[k] / sample[k] for k in ("alone", "read")]
+    device = reader.device
     clock, numbers = clock_of(device), partial(precision_context, "auto", device)
     rounded = settled = 0
     totals: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -264,26 +264,28 @@ def _theirs(model: str, tasks: Sequence[Task], device: str, quick: bool) -> Row:
     return row
 
 
-def planned(task: Task, text: Text, count: int, limit: int) -> Counter[str]:
+def planned(task: Task, text: Text, count: int, reader: Reader) -> Counter[str]:
     """Count the tokens of the first items, and the positions that need logits.
 
-    alone: if each row is read alone; by item: what rows of an item share, once; read:
-    with stories too, and padded, as `evaluate` reads them, at most `limit` at a time.
+    alone: if each row is read alone; by item: what rows of an item share, once; with
+    stories: what items share, too; read: that with padding, as `evaluate` reads it.
     """
     rules = Rules(CONTEXT, max_per_task=count)
     examples = [crop(e, rules.context) for e in encode(task, text, rules)]
     found: Counter[str] = Counter()
     found["alone"] = sum(len(row.ids) for e in examples for row in e.rows)
-    work = Work(task, examples, share=True)
-    for batch in work.batches(limit):
+    work = Work(task, examples, reader.caches)
+    for batch in work.batches(reader.batch_tokens):
         found["read"] += len(batch) * min(unit.prefix for unit in batch)
-        for readings, longest in work.passes(batch, limit):
+        for readings, longest in work.passes(batch, reader.batch_tokens):
             found["read"] += len(readings) * longest
     for unit in work.units:
-        readings = work.readings(unit.rows)
-        sizes = [len(work.row(alike[0]).inputs) for alike in readings]
-        shared = unit.prefix if task.kind != "language_modeling" else 0
-        found["by item"] += sum(sizes) - shared * (len(sizes) - 1)
+        sizes = [len(work.row(alike[0]).inputs) for alike in work.readings(unit.rows)]
+        shared = sum(sizes) - unit.prefix * (len(sizes) - 1)
+        by_item = [len(work.row(at).inputs) for at in unit.rows]
+        story = task.kind == "language_modeling"  # of one row each
+        found["with stories"] += shared
+        found["by item"] += sum(by_item) if story else shared
         found["logits"] += sum(work.row(at).scored for at in unit.rows)
     return found
 
@@ -291,12 +293,12 @@ def planned(task: Task, text: Text, count: int, limit: int) -> Counter[str]:
 def _whole(
     model: nn.Module, tokenizer: Any, tasks: Sequence[Task]
 ) -> dict[str, Counter[str]]:
-    text, limit = Text(tokenizer), Reader(model).batch_tokens
-    return {task.label: planned(task, text, len(task.items), limit) for task in tasks}
+    text, reader = Text(tokenizer), Reader(model)
+    return {task.label: planned(task, text, len(task.items), reader) for task in tasks}
 
 
 def _said(total: Counter[str]) -> str:
-    names = ("alone", "by item", "read")
+    names = ("alone", "by item", "with stories", "read")
     millions = ", ".join(f"{total[name] / 1e6:.1f}M {name}" for name in names)
     return (
         f"{millions} with stories at {CONTEXT}: {total['alone'] / total['read']:.2f}x; "

@@ -90,7 +90,7 @@ def evaluate(
     longest = _limit("--context", context)
     at_once = _limit("--batch-tokens", batch_tokens)
     chosen = evaluation.choose_tasks(data, tasks)
-    most = evaluation.cap(chosen, _limit("--max-per-task", max_per_task))
+    most = evaluation.cap(chosen, _limit("--max-per-task", max_per_task) or -1)
     evaluation.enough(chosen, most, legacy_pool)
     other = evaluation.read_report(against, chosen) if against else None
     with evaluation.processes() as world:

@@ -75,7 +75,7 @@ def run_tasks(run: RunConfig) -> list[Task]:
 def announced(run: RunConfig) -> str:
     """Return in a line what a run will be scored on; raises as `run_tasks` does."""
     tasks = run_tasks(run)
-    most = math.inf if run.eval_max_per_task == -1 else run.eval_max_per_task
+    most = cap(tasks, run.eval_max_per_task) or math.inf
     items = sum(min(most, len(task.items)) for task in tasks)
     return (
         f"exam: {tasks[0].suite}, {items:,} items of {len(tasks)} tasks, every "
@@ -110,7 +110,7 @@ def is_scored(trainer: Any) -> bool:
 
 def exam_of(tasks: Sequence[Task], most: int) -> str:
     """Return a digest of tasks and how many items of each are scored, -1: all."""
-    return digest_of(data_digest(tasks), table_digest(tasks), most)
+    return digest_of(data_digest(tasks), table_digest(tasks), cap(tasks, most) or -1)
 
 
 def evaluate_run(
@@ -123,7 +123,7 @@ def evaluate_run(
     suite. None when a signal has come.
     """
     run, world, tasks = trainer.run, trainer.world, run_tasks(trainer.run)
-    most = cap(tasks, None if run.eval_max_per_task == -1 else run.eval_max_per_task)
+    most = cap(tasks, run.eval_max_per_task)
     say = trainer.report.progress.say
     shown = EvalProgress(tasks, most, world.size, say=say, quiet=world.rank > 0)
 
@@ -153,12 +153,12 @@ def evaluate_run(
     return core_record(facts) | {"exam": exam_of(tasks, run.eval_max_per_task)}
 
 
-def cap(tasks: Sequence[Task], most: int | None) -> int | None:
+def cap(tasks: Sequence[Task], most: int) -> int | None:
     """Return the most items of each task that are scored; None if that is all of them.
 
-    A limit that cuts nothing leaves a whole exam, by its name and its place.
+    A limit that cuts nothing (-1: there is none) leaves a whole exam.
     """
-    return most if most and any(len(task.items) > most for task in tasks) else None
+    return most if any(len(task.items) > most >= 0 for task in tasks) else None
 
 
 def short(suite: str) -> str:

@@ -96,6 +96,8 @@ def exercise_15_5(answer):
     assert got == (6, 2), f"two identical rows are one: (6, 2), not {got}"
     got = tuple(answer([[0, 5, 1], [0, 5, 2]]))
     assert got == (6, 2), f"alike but for the last token: (6, 2), not {got}"
+    got = tuple(answer([[0, 5, 1], [0, 5, 2], [0, 5, 3, 4]]))
+    assert got == (10, 4), f"1 once, then 1 and 2: (10, 4), not {got}"
     rng = np.random.default_rng(2)
     task = Task("t", "multiple_choice", 0, " ", {}, ())
     for choices in (2, 4, 5):

@@ -28,6 +28,7 @@ from littlelm_core.core_eval import (
     Rules,
     Score,
     Text,
+    Work,
     crop,
     encode,
     evaluate,
@@ -37,6 +38,7 @@ from littlelm_core.core_eval import (
     packed,
     prompts,
     score_alone,
+    score_rows,
     shots_of,
     spread,
 )
@@ -400,12 +402,13 @@ def test_a_shared_story_and_shared_examples_are_read_once():
     tokenizer = rules.Pieces()
     model, tasks = rules._transformer(tokenizer), rules._load(*rules._drawn(9, 12))
     report = evaluate(model, tokenizer, tasks)
-    apart = evaluate(model, tokenizer, tasks, prefix_cache=False)
+    apart = evaluate(model, tokenizer, tasks, prefix_cache=False, batch_tokens=1)
     for label, least in (("stories", 0.6), ("multiple_choice", 0.6)):
         result = report.tasks[label]
         part = result.tokens_run / result.tokens_alone
         assert part < least, f"{label}: {part:.2f} of the tokens were read"
-        assert apart.tasks[label].tokens_run >= apart.tasks[label].tokens_alone
+        rows = sum(len(item.scores) for item in result.items)
+        assert apart.tasks[label].tokens_run == result.tokens_alone - rows
         assert result.tokens_alone == apart.tasks[label].tokens_alone
 
 
@@ -428,23 +431,64 @@ def test_a_rows_last_token_is_not_read_and_answers_of_one_token_are_one_reading(
         assert result.tokens_alone == alone, choices
         assert result.logits == sum(map(len, choices))
         (example,) = encode(tasks[0], Text(tokenizer), Rules())
-        slow = core_eval.score_alone(Reader(model), example)
+        slow = score_alone(Reader(model), example)
         assert result.items[0].scores == pytest.approx([s.loss for s in slow])
 
 
+@pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("limit", [1, 100, 2000])
-def test_the_bench_counts_ahead_what_is_read(limit):
+def test_the_bench_counts_ahead_what_is_read(limit, cache):
     tokenizer = rules.Pieces()
-    model, tasks = rules._transformer(tokenizer), rules._load(*rules._drawn(9, 12))
-    for task in tasks:
-        keys = {"batch_tokens": limit, "max_per_task": 9}
+    model = rules._transformer(tokenizer)
+    letters = [
+        {"query": letter * 20, "choices": [*"abcd"], "gold": 0}
+        for letter in "abcdefgha"
+    ]
+    one_token = rules._spec(rules.MC, letters, label="letters")
+    reader = Reader(model)
+    reader.batch_tokens, reader.caches = limit, cache
+    for task in rules._load(*rules._drawn(9, 12), one_token):
+        keys = {"batch_tokens": limit, "prefix_cache": cache, "max_per_task": 9}
         (result,) = evaluate(model, tokenizer, [task], **keys).tasks.values()
         assert not result.truncated
         assert not result.count("settled")
-        plan = planned(task, Text(tokenizer), 9, limit)
+        plan = planned(task, Text(tokenizer), 9, reader)
         counted = plan["alone"], plan["read"], plan["logits"]
         assert counted == (result.tokens_alone, result.tokens_run, result.logits)
-        assert plan["by item"] <= plan["alone"]
+        if task.label == "letters":  # BOS, 20 letters and a space: once for an item
+            assert plan["alone"] == 9 * 4 * 23
+            assert plan["by item"] == plan["with stories"] == plan["read"] == 9 * 22
+
+
+def test_questions_that_are_one_reading_and_a_journal_that_knows_some(tmp_path):
+    """Three items of a story read the same; one is known, two ranks share the rest."""
+    tokenizer = rules.Pieces()
+    model, story = rules._transformer(tokenizer), "abcdefgh" * 5
+    records = [{"context": story, "continuation": letter} for letter in "abc"]
+    records += [{"context": story + "ab", "continuation": "cd"}]
+    records += [{"context": "hgfedcba" * n, "continuation": "a"} for n in (3, 4)]
+    (task,) = rules._load(rules._spec(rules.LM, records))
+    whole = evaluate(model, tokenizer, [task]).tasks[task.label]
+    own = [len(story) + 2] * 3 + [len(story) + 4, 26, 34]  # ids, less the last one
+    assert whole.tokens_run < sum(own) - 2 * own[0], "one story was read three times"
+    slow = []
+    examples = encode(task, Text(tokenizer), Rules())
+    for example in examples:
+        slow += score_alone(Reader(model), example)
+    for item, score in zip(whole.items, slow, strict=True):
+        assert item.scores == pytest.approx([score.loss])
+    for done in range(len(records)):
+        found = []
+        for rank in range(2):
+            work = Work(task, examples, True, rank, 2, done={done})
+            for batch in work.batches(2000):
+                found += [
+                    (examples[n].index, score.loss)
+                    for (n, _), score, _ in score_rows(Reader(model), work, batch, 2000)
+                ]
+        assert sorted(i for i, _ in found) == [i for i in range(6) if i != done]
+        for index, loss in found:
+            assert loss == pytest.approx(slow[index].loss)
 
 
 @pytest.mark.parametrize("cache", [True, False])

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,6 +44,28 @@ def opened(run):
     trainer = Trainer(run, quiet=True)
     trainer.held.close()
     return trainer.mixture
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        SimpleNamespace(domain="kode", epoch=0, index=0),
+        SimpleNamespace(domain="code", epoch=0, index=10**6),
+        SimpleNamespace(domain="code", epoch=0, index=-1),
+        ("code", 0, 0),
+        "code",
+    ],
+)
+def test_an_own_mixture_that_names_no_row(home, pick):
+    trainer = Trainer(run_of(home, "picks", WEIGHTS), quiet=True)
+    trainer.held.close()
+    loader = trainer.loader
+    loader.mix(lambda rows: SimpleNamespace(pick=lambda: pick))
+    with pytest.raises(ConfigError, match=r"pick\(\) gave .*Pick\(domain, ") as caught:
+        next(loader)
+    assert "\n" not in str(caught.value)
+    for domain, rows in loader.domains.items():
+        assert f"{domain} ({len(rows)} rows)" in str(caught.value)
 
 
 def test_a_run_trains_on_the_shares_of_its_file(home):
