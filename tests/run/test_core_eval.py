@@ -413,19 +413,30 @@ def test_a_shared_story_and_shared_examples_are_read_once():
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_a_rows_last_token_is_not_read_and_answers_of_one_token_are_one_reading(cache):
+def test_a_rows_last_token_is_not_read_and_answers_of_one_token_are_one_reading(
+    monkeypatch, cache
+):
     tokenizer = rules.Pieces()
-    model = rules._transformer(tokenizer)
-    for choices, run in (
-        (["a", "b", "c", "d"], 40),  # BOS, query, delimiter: once
-        (["a", "b", "ab", "ac"], 39 + 2 * 2 if cache else 2 * 41),  # one is padded
-        (["ab", "cd"], 39 + 2 * 2 if cache else 2 * 41),
+    model, calls, read = rules._transformer(tokenizer), [], Reader.streams
+
+    def streams(self, *arguments):
+        calls.append(arguments)
+        return read(self, *arguments)
+
+    for choices, passes, run in (
+        (["a", "b", "c", "d"], 1, 40),  # BOS, query, delimiter: once
+        (["a", "b", "ab", "ac"], 1 + cache, 39 + 2 * 2 if cache else 2 * 41),  # padded
+        (["ab", "cd"], 1 + cache, 39 + 2 * 2 if cache else 2 * 41),
     ):
         record = {"query": "abcdefgh" * 4 + "abcdef", "choices": choices, "gold": 0}
         tasks = rules._load(rules._spec(rules.MC, [record], delimiter=":"))
-        report = evaluate(model, tokenizer, tasks, prefix_cache=cache)
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Reader, "streams", streams)
+            report = evaluate(model, tokenizer, tasks, prefix_cache=cache)
         (result,) = report.tasks.values()
         assert not result.count("settled")
+        assert len(calls) == passes, choices
         assert result.tokens_run == run, choices
         alone = sum(40 + len(choice) for choice in choices)
         assert result.tokens_alone == alone, choices

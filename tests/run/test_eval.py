@@ -300,6 +300,9 @@ def test_a_sample_of_each_task(home, capsys):
     enough = "eval_max_per_task=12"  # items of each task
     train(run_of(home, "all", keys[0], enough, keys[2]))
     assert not stored(home / "all" / "mini_core" / "step_00000006")["sample"]
+    tasks = load_tasks(home / "few")
+    exams = {n: evaluation.exam_of(tasks, n) for n in (-1, 5, 12, 500)}
+    assert exams[5] != exams[-1] == exams[12] == exams[500], "the same items"
     assert records(home / "sample", "core")[-1]["sample"]
     assert {(t["n"], t["of"]) for t in report["tasks"].values()} == {(5, 12)}
     assert not report["settings"]["legacy_pool"]
