@@ -377,6 +377,41 @@ def test_rows_are_packed_within_the_limit_and_with_little_padding():
             assert len(group) * longest - real <= limit / 64, group
 
 
+def test_a_batch_is_as_large_as_its_limit_and_its_shortest_prefix_allow():
+    draw, (task,) = random.Random(1), rules._load(rules._spec(rules.MC, [{
+        "query": "a", "choices": ["b"], "gold": 0}]))  # fmt: skip
+    ends = collections.Counter()
+    for _ in range(100):
+        examples = []
+        for index in range(draw.randint(1, 30)):
+            front = [index] * draw.choice([17, 30, 31, 32, 33, 200])
+            ids = [[*front, 100 + i, *[0] * draw.choice([0, 2])] for i in range(4)]
+            rows = [Row(np.array(row, dtype=np.int32), len(front)) for row in ids]
+            examples.append(Example(index, tuple(rows[: draw.randint(1, 4)])))
+        work, limit = Work(task, examples, share=True), draw.choice([100, 700, 2048])
+
+        def again(batch, work=work):
+            least = min(unit.prefix for unit in batch)
+            return sum(
+                (unit.prefix - least) * (len(work.readings(unit.rows)) - 1)
+                for unit in batch
+            )
+
+        batches = list(work.batches(limit))
+        assert [unit for batch in batches for unit in batch] == work.units
+        for batch, following in zip(batches, [*batches[1:], None], strict=True):
+            longest = batch[0].prefix
+            assert len(batch) == 1 or len(batch) * longest <= limit or not longest
+            assert again(batch) <= limit / 64
+            if following:
+                full = (len(batch) + 1) * longest > limit
+                apart = longest > 0 == following[0].prefix
+                wasted = again([*batch, following[0]]) > limit / 64
+                ends.update(full=full, apart=apart, wasted=wasted)
+                assert full or apart or wasted, "a batch ended for no reason"
+    assert min(ends.values()) > 5, ends
+
+
 def test_unlike_rows_of_one_loss_are_close_and_like_ones_are_one():
     def close(kind, ids, losses, margin=1e-4):
         rows = tuple(Row(np.array(i, dtype=np.int32), 1) for i in ids)

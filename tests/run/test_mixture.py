@@ -66,6 +66,12 @@ def test_an_own_mixture_that_names_no_row(home, pick):
     assert "\n" not in str(caught.value)
     for domain, rows in loader.domains.items():
         assert f"{domain} ({len(rows)} rows)" in str(caught.value)
+    loader.rank, loader.world = 1, 2  # whose rows are all there
+    good = [SimpleNamespace(domain="code", epoch=0, index=0)] * 3
+    picks = iter([pick, *good])
+    loader.mix(lambda rows: SimpleNamespace(pick=lambda: next(picks)))
+    with pytest.raises(ConfigError, match=r"pick\(\) gave"):
+        next(loader)
 
 
 def test_a_run_trains_on_the_shares_of_its_file(home):
