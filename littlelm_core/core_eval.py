@@ -655,10 +655,10 @@ def stories(rows: Sequence[Row]) -> list[tuple[int, list[int]]]:
 class Work:
     """The rows of a task's examples, in the order in which they cost least.
 
-    Identical rows of an item are scored once, rows alike but for their last token are
-    read once. Items of language modeling that begin alike (several questions about one
-    story) become one unit. done: indices of items that need not be read; those of this
-    rank are `known`.
+    Identical rows of an item are scored once, rows of a unit that are alike but for
+    their last token are read once. Items of language modeling that begin alike (several
+    questions about one story) become one unit. done: indices of items that need not be
+    read; those of this rank are `known`.
     """
 
     def __init__(

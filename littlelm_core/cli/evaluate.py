@@ -67,7 +67,7 @@ def evaluate(
     comes with the course and is not CORE. Under torchrun each process takes a share.
     The report of a part (--tasks, --max-per-task) or by other rules (--context, --crop,
     --baselines, --precision, --legacy-pool, --legacy-nan) has a folder of its own, in
-    part.
+    part. Where the report of another exam lies, it stays, and the new one beside it.
 
     \b
     Examples:
@@ -141,7 +141,7 @@ def evaluate(
             bits = subject.bits()
         if first:
             facts = evaluation.named(report, subject.name, bits)
-            evaluation.save(report, facts, folder, other)
+            folder = evaluation.save(report, facts, folder, other)
         world.sum(0)  # no journal goes before the report is there
         remove(journal)
     if first:

@@ -162,8 +162,9 @@ def cap(tasks: Sequence[Task], most: int) -> int | None:
 
 
 def short(suite: str) -> str:
-    """Return a suite's name as a folder: core, mini_core. None overwrites another's."""
-    return "_".join(suite.lower().split())
+    """Return a suite's name as a folder in that of a run: core, mini_core."""
+    name = "_".join(re.findall(r"\w+", suite.lower()))
+    return name if name not in ("", "checkpoints", "part") else f"tasks_{name}"
 
 
 def part_name(labels: Sequence[str], **rules: Any) -> str:
@@ -199,10 +200,28 @@ def save(
     facts: Mapping[str, Any],
     folder: Path,
     against: Mapping[str, Any] | None = None,
-) -> None:
-    """Write report.json, with every item, and report.html into a folder."""
+) -> Path:
+    """Write report.json, with every item, and report.html into a folder; return it.
+
+    Where the report of another exam lies, it stays: the new one's folder comes to stand
+    beside it, with a digest in its name.
+    """
+    with suppress(OSError, ValueError):
+        there = json.loads((folder / "report.json").read_text("utf-8"))
+        if isinstance(there, dict) and _exam(there) != _exam(facts):
+            folder = folder.with_name(f"{folder.name}-{digest_of(_exam(facts))[:8]}")
     write_text(folder / "report.json", report.to_json(facts))
     write_core_page(facts, folder / "report.html", against)
+    return folder
+
+
+def _exam(facts: Mapping[str, Any]) -> list[Any]:
+    """Return all of a report that must be equal for one to take another's place."""
+    names = "model", "data_sha256", "table_sha256", "baselines"
+    # On these no answer depends.
+    free = "prefix_cache", "batch_tokens", "world"
+    settings = {k: v for k, v in facts.get("settings", {}).items() if k not in free}
+    return [*map(facts.get, names), sorted(settings.items())]
 
 
 def read_report(path: Path, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -322,6 +341,8 @@ def choose_tasks(folder: str, labels: str) -> list[Task]:
     tasks = load_tasks(tasks_folder(folder))
     wanted = [label.strip() for label in labels.split(",") if label.strip()]
     known = {task.label: task for task in tasks}
+    if labels and not wanted:
+        raise ConfigError(f"--tasks {labels!r} names no task")
     if wrong := [label for label in wanted if label not in known]:
         raise ConfigError(f"no task {wrong[0]!r}{nearest(wrong[0], known)}")
     return [known[label] for label in known if label in wanted] if wanted else tasks

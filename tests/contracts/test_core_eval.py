@@ -234,7 +234,7 @@ def _spans(spec, tokenizer, index, pool=None):
         return [(row, common(rows)) for row in rows]
     if spec["kind"] == SCHEMA:
         same = common([row[::-1] for row in rows])
-        return [(row, len(row) - same) for row in rows]
+        return [(row, max(len(row) - same, 1)) for row in rows]  # BOS is not scored
     front = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     return [(rows[0], common([front, rows[0]]))]
 

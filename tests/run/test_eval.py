@@ -435,6 +435,50 @@ def test_by_checkpoint_by_folder_and_by_name(home, trained, tmp_path, monkeypatc
     assert {p.name for p in (folder / "part").iterdir()} == {*parts}
 
 
+def test_the_report_of_another_exam_stays(home, tmp_path, monkeypatch):
+    """Other numbers, or other tasks of the same name: each beside the other."""
+    keys = "eval_every=6", f"eval_tasks={home / 'few'}", "precision.dtype=bf16"
+    train(run_of(home, "bf16", *keys), quiet=True)
+    suite = home / "bf16" / "mini_core"
+    logged = (suite / "step_00000006" / "report.json").read_bytes()
+    assert json.loads(logged)["settings"]["dtype"] == "bfloat16"
+    assert littlelm("eval", home / "bf16", "--data", home / "few") == 0
+    other = tmp_path / "few"
+    shutil.copytree(home / "few", other)
+    lines = (other / "piqa.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (other / "piqa.jsonl").write_text("".join(lines[:-1]), "utf-8")
+    assert littlelm("eval", home / "bf16", "--data", other) == 0
+    assert (suite / "step_00000006" / "report.json").read_bytes() == logged
+    beside = [path for path in suite.iterdir() if path.name != "step_00000006"]
+    assert all(path.name.startswith("step_00000006-") for path in beside)
+    found = [
+        (r["settings"]["dtype"], r["tasks"]["piqa"]["n"]) for r in map(stored, beside)
+    ]
+    assert sorted(found) == [("float32", 11), ("float32", 12)]
+    # The same exam once more, read in another way, takes its own place again.
+    assert littlelm(
+        "eval", home / "bf16", "--data", other, "--batch-tokens", 64
+    ) == 0  # fmt: skip
+    assert {*suite.iterdir()} == {*beside, suite / "step_00000006"}
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("CORE", "core"),
+        ("mini CORE", "mini_core"),
+        ("tasks of my-own", "tasks_of_my_own"),
+        ("../up", "up"),
+        ("/abs/x", "abs_x"),
+        ("Part", "tasks_part"),
+        ("checkpoints", "tasks_checkpoints"),
+        ("..", "tasks_"),
+    ],
+)
+def test_no_name_of_tasks_leads_out_of_the_runs_folder(name, folder):
+    assert evaluation.short(name) == folder
+
+
 def test_a_part_is_named_by_what_was_asked():
     name = evaluation.part_name
     assert name([]) == name([], context=None, legacy_nan=False) == ""
@@ -519,6 +563,7 @@ def test_beside_another_report(home, trained, bare, tmp_path):
             "half.json is no report of littlelm eval: it lacks",
         ),
         (["--against", "other.json"], "no task with the same data"),
+        (["--tasks", " , "], "names no task"),
         (["--against", "new.json"], "it has the format 99"),
     ],
 )
