@@ -301,6 +301,6 @@ def _said(total: Counter[str]) -> str:
     names = ("alone", "by item", "with stories", "read")
     millions = ", ".join(f"{total[name] / 1e6:.1f}M {name}" for name in names)
     return (
-        f"{millions} with stories at {CONTEXT}: {total['alone'] / total['read']:.2f}x; "
+        f"{millions} at {CONTEXT}: {total['alone'] / total['read']:.2f}x; "
         f"logits at {total['logits'] / total['alone']:.2%}"
     )

@@ -206,9 +206,9 @@ def save(
     Where the report of another exam lies, it stays: the new one's folder comes to stand
     beside it, with a digest in its name.
     """
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):  # none, or no report
         there = json.loads((folder / "report.json").read_text("utf-8"))
-        if isinstance(there, dict) and _exam(there) != _exam(facts):
+        if _exam(there) != _exam(facts):
             folder = folder.with_name(f"{folder.name}-{digest_of(_exam(facts))[:8]}")
     write_text(folder / "report.json", report.to_json(facts))
     write_core_page(facts, folder / "report.html", against)
