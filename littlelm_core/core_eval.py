@@ -597,7 +597,7 @@ def is_close(
 # A shared prefix shorter than this is not worth a pass of its own.
 SHORTEST_PREFIX = 16
 MOST_ROWS = 64  # behind one prefix
-# Of the tokens that a pass may read so many may be wasted: one pass more costs as much.
+# The part of its limit that a pass may waste: another pass would cost about as much.
 WASTE = 1 / 64
 
 Place = tuple[int, int]  # a row: the number of its example, and its own there
