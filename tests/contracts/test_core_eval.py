@@ -503,6 +503,10 @@ def test_a_plain_cut_has_no_bos_and_none_cuts_nothing(part):
     whole = _seen(part, {"crop": "none"})
     longest, all_ids = max(ids_BT.shape[1] for ids_BT in whole), max(map(len, rows))
     assert longest in (all_ids - 1, all_ids), f"crop none: {longest} tokens at most"
+    got = {tuple(r) for ids_BT in whole for r in ids_BT.tolist()}
+    for ids in rows:
+        begun = any(tuple(ids[:-1]) == row[: len(ids) - 1] for row in got)
+        assert begun, "crop none: a row was not read from its first token on"
 
 
 def test_examples_are_dropped_oldest_first(part):

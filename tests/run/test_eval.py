@@ -435,7 +435,7 @@ def test_by_checkpoint_by_folder_and_by_name(home, trained, tmp_path, monkeypatc
     assert {p.name for p in (folder / "part").iterdir()} == {*parts}
 
 
-def test_the_report_of_another_exam_stays(home, tmp_path, monkeypatch):
+def test_the_report_of_another_exam_stays(home, tmp_path):
     """Other numbers, or other tasks of the same name: each beside the other."""
     keys = "eval_every=6", f"eval_tasks={home / 'few'}", "precision.dtype=bf16"
     train(run_of(home, "bf16", *keys), quiet=True)
